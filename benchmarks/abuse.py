@@ -2,8 +2,8 @@
 
 Runs a service with the simulated executor and one front (gRPC server process). A probe sends short
 requests one after another on a separate connection, while an attack runs repeatedly in a separate
-process. Reports the probe's worst percentile and its errors, the memory of the front process after
-the attack, and how calls of all methods with mutated messages end; after all that no process may
+process. Reports the latencies and errors of the probe, the memory of the front process after the
+attack, and the results of calls of all methods with mutated messages. At the end no process may
 have restarted and no KV block may be in use.
 
     python benchmarks/abuse.py [--full] [--json FILE]
@@ -47,9 +47,10 @@ _MIN_PROBES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """The result of one attack: latencies of the probe's calls, memory of the front process.
+    """The result of one attack: latencies of the probe's calls, CPU time and memory of the front.
 
-    `growth_mib`: the increase over the memory before all attacks.
+    `peak_mib`: largest resident memory seen during the attack. `growth_mib`: memory after the
+    attack less that before all attacks.
     """
 
     attack: str
@@ -66,7 +67,9 @@ class Attack:
 
 @dataclass
 class Probe:
-    """The well-behaved client; runs in a thread, because the attacks block the main thread."""
+    """The well-behaved client: sends short requests from a thread within the block, because the
+    attacks block the main thread.
+    """
 
     address: str
     seconds: list[float] = field(default_factory=list[float])
@@ -102,7 +105,10 @@ class Probe:
 
 
 def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Attack:
-    """Repeat the attack for `s` seconds and until the probe has made `_MIN_PROBES` calls."""
+    """Repeat the attack for `s` seconds and until the probe has made `_MIN_PROBES` calls, at most
+    `_PATIENCE_S` seconds longer; return the results. `floor_mib`: resident memory before all
+    attacks.
+    """
     before_s = cpu_s(front.pid)
     num, peak_mib = 0, 0.0
     with Probe(address) as probe:
@@ -131,7 +137,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
 
 
 def _settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
-    """Return the memory growth after the front has had time to free memory."""
+    """Return the memory growth over `floor_mib`, after up to 10 s for the front to free memory."""
     for _ in range(20):
         if _rss_mib(front) - floor_mib <= MAX_GROWTH_MIB:
             break

@@ -1,7 +1,7 @@
 """Measures the scratch memory of prefill and decode in the torch executor, and the time of a long
 prompt.
 
-Uses one layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, then two decodes. Each
+Uses one layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, and two output tokens. Each
 model runs in a separate process, whose peak resident size above idle is measured.
 
     python benchmarks/attention_memory.py [--full] [--json FILE]
@@ -46,7 +46,9 @@ _JUDGED = ("sinks, 16 heads", "soft-cap, 16 heads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of one measurement. `peak_mib`: peak resident memory above idle."""
+    """The result of one measurement. `peak_mib`: peak resident memory above idle. `seconds`:
+    duration of the request.
+    """
 
     name: str
     peak_mib: float
@@ -54,7 +56,9 @@ class Measured:
 
 
 def build_model(name: str, folder: Path) -> None:
-    """Write a model of one full-attention layer with random weights."""
+    """Write a model of one full-attention layer with random weights in bfloat16; `name`: key of
+    `SHAPES`.
+    """
     import torch
     from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig
 
@@ -87,7 +91,7 @@ def build_model(name: str, folder: Path) -> None:
 
 
 def measured(name: str) -> Measured:
-    """Measure one request in this process."""
+    """Build the model `name` of `SHAPES`, and measure one request in this process."""
     import numpy as np
 
     from penstock.executor.config import ExecutorConfig
@@ -123,7 +127,7 @@ def measured(name: str) -> Measured:
 
 def measure_apart(name: str) -> Measured:
     """Run one measurement in a new process, because the peak resident size of a process never
-    decreases.
+    decreases; return the result.
     """
     command = [sys.executable, __file__, "--one", name]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -131,7 +135,7 @@ def measure_apart(name: str) -> Measured:
 
 
 def measure(options: Namespace) -> Outcome:
-    """Measure all models, or the small ones."""
+    """Measure all models with `--full`, otherwise the three small ones."""
     names = tuple(SHAPES) if options.full else _QUICK
     found = [measure_apart(name) for name in names]
     title = f"A prompt of {CONTEXT} tokens in chunks of {CHUNK}, one layer, bfloat16"

@@ -1,8 +1,8 @@
 """Synthetic traffic for the prefix cache: requests whose prompts share prefixes.
 
-Three kinds, which differ in when the blocks of a prompt are used again: conversations; a few
-popular system prompts before unique text; and documents about which a few questions are asked in
-close succession. The same seed gives the same requests.
+There are three kinds, which differ in when the blocks of a prompt are used again: conversations; a
+few popular system prompts before unique text; and documents about which a few questions are asked
+in close succession. The same seed gives the same requests.
 """
 
 import heapq
@@ -19,14 +19,16 @@ _SIGMA = 0.8
 
 
 class _Prompts:
-    """Draws lengths, and creates text as ids of blocks that did not occur before."""
+    """Draws lengths, and creates text as ids of blocks that have not been used before."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self._next_id = 0
 
     def text(self, mean_tokens: float) -> list[int]:
-        """Return new text, with a lognormal length of this mean, as block ids."""
+        """Return the ids of new blocks. The length is lognormal with a mean of `mean_tokens`
+        tokens.
+        """
         first = self._next_id
         self._next_id += self.length(mean_tokens / _BLOCK_TOKENS)
         return list(range(first, self._next_id))
@@ -37,8 +39,9 @@ class _Prompts:
 
 
 def _conversations(prompts: _Prompts) -> Iterator[list[int]]:
-    """Yield turns of 200 concurrent conversations in random order; each continues after a turn in 4
-    of 5 cases."""
+    """Yield the prompts (block ids) of turns of 200 concurrent conversations in random order. A
+    conversation continues after a turn with a probability of 80 %.
+    """
     random = prompts.random
     systems = [prompts.text(1000) for _ in range(8)]
     active: list[list[int]] = []
@@ -54,7 +57,7 @@ def _conversations(prompts: _Prompts) -> Iterator[list[int]]:
 
 
 def _system_prompts(prompts: _Prompts) -> Iterator[list[int]]:
-    """Yield one of 400 system prompts, chosen by Zipf's law, followed by unique text."""
+    """Yield prompts (block ids): one of 400 system prompts, by Zipf's law, and unique text."""
     heads = [prompts.text(3000) for _ in range(400)]
     weights = 1.0 / np.arange(1, len(heads) + 1)
     while True:
@@ -63,8 +66,9 @@ def _system_prompts(prompts: _Prompts) -> Iterator[list[int]]:
 
 
 def _documents(prompts: _Prompts) -> Iterator[list[int]]:
-    """Yield documents with a question; each document has about five questions, some 60 requests
-    apart."""
+    """Yield prompts (block ids): a document and a question. A document has five questions on
+    average, with a mean distance of 60 requests.
+    """
     due: list[tuple[float, int, list[int]]] = []
     now = 0
     while True:

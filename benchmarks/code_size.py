@@ -1,10 +1,10 @@
 """Reports the size of the code, and the number of files and functions that one request executes.
 
-Reports lines and files of each part without generated code. Then traces one request of 16 tokens
-through a front (a real gRPC server), the engine and the simulated executor in one process.
-The engine steps when the client has read the last token, so that the path is nearly the same in
-every run. Counts function calls (a resumed coroutine counts as another call), and calls from a
-function in one file to a function in another.
+Reports lines and files of each folder's Python code, without generated code. Then traces one
+request of 16 tokens through a front (a real gRPC server), the engine and the simulated executor in
+one process. The engine runs one step for each message that the client has read, so that the path is
+nearly the same in every run. Counts function calls (a resumed coroutine counts as another call),
+and calls from a function in one file to a function in another.
 
     python benchmarks/code_size.py [--list] [--json FILE]
 """
@@ -58,7 +58,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPath:
-    """The code that one request executes. `files`: number of calls by file."""
+    """The code that one request executes. `num_crossings`: number of calls from one traced file to
+    another. `files`: number of calls by file.
+    """
 
     num_files: int
     num_functions: int
@@ -75,7 +77,7 @@ def count(name: str) -> Part:
 
 
 class _Profile:
-    """Counts calls in the traced files while it is active."""
+    """Counts the calls of functions in the traced folders within the block."""
 
     def __init__(self) -> None:
         self.functions: Counter[tuple[str, int]] = Counter()
@@ -112,7 +114,7 @@ class _Profile:
 
 
 async def trace() -> RequestPath:
-    """Trace one request, after some warm-up requests."""
+    """Trace one request, after some warm-up requests; return the code that it executed."""
     sys.path.insert(0, str(_ROOT / "tests"))
     from support.link import EngineLink
 

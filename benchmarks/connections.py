@@ -8,10 +8,10 @@ and with TLS, each directly and with a round trip of 20 ms; threads are compared
 
     python benchmarks/connections.py [--full] [--json FILE]
 
-Penstock and the blocking server use the simulated executor, whose steps take no time, over the same
-socket. Clients are separate processes on the same cores, so the requests per second depend on the
-total CPU time of client, front (gRPC server process) and engine. On few cores no ratio can exceed
-the ratio of these costs, which are in the table.
+Penstock and the blocking server use the simulated executor, whose steps take no time, over the
+engine's Unix socket. Clients are separate processes on the same cores, so the requests per second
+depend on the total CPU time of client, front (gRPC server process) and engine. On few cores no
+ratio can exceed the ratio of these costs, which are in the table.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ ROUTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """The results of one closed loop. `client_ms`, `front_ms`, `engine_ms`: CPU time per request;
+    """The results of one closed loop.
+
+    `client_ms`, `front_ms`, `engine_ms`: CPU time per request, including the warm-up.
     `foreign_cores`: number of cores used by other processes meanwhile.
     """
 
@@ -107,7 +109,9 @@ class Loop:
 def measured(
     route: str, side: str, in_flight: int, pids: tuple[int, int], *arguments: object
 ) -> Loop:
-    """Run one client process, and measure the CPU time of front and engine (`pids`) meanwhile."""
+    """Run a client process with `arguments` (of `connections_sides.py`); return its results and the
+    CPU time of front and engine, whose process ids are `pids`.
+    """
     before = [cpu_s(pid) for pid in pids]
     busy_s, began_s = machine_s(), time.monotonic()
     done = subprocess.run(
@@ -140,7 +144,7 @@ def measured(
 def penstock_loops(
     route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
 ) -> list[Loop]:
-    """Run every mode at its concurrency, alternately, on one service."""
+    """Run every (mode, concurrency) of `sides`, alternately, on one service; return all results."""
     options = (*simulated(0.0), *capacity(1024, 64), *MEASURED)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
         certificate = _certificate(Path(folder)) if route.is_encrypted else ()
@@ -171,7 +175,7 @@ def _certificate(folder: Path) -> tuple[str, ...]:
 
 
 def blocking_loops(duration_s: float, rounds: int) -> list[Loop]:
-    """Run the blocking client and server at every concurrency."""
+    """Run the blocking client and server at every concurrency; return all results."""
     loops: list[Loop] = []
     roles = (sys.executable, str(_HERE / "blocking_service.py"))
     for _, in_flight in itertools.product(range(rounds), CONCURRENCIES):
@@ -188,7 +192,7 @@ def blocking_loops(duration_s: float, rounds: int) -> list[Loop]:
 
 
 def checks_of(loops: list[Loop]) -> list[Check]:
-    """Return the checks of connections on each route, then those of threads."""
+    """Return the checks that compare connections on each route, then those that compare threads."""
     of = {(one.route, one.side, one.in_flight): one for one in medians(loops, *_KEYS)}
     checks: list[Check] = []
     for route in ROUTES:

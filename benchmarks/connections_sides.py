@@ -4,8 +4,9 @@
                                                  of the authority for TLS, "-" for plain text
     blocking ADDRESS CONCURRENCY SECONDS         a thread and a blocking call for each request
 
-Each prints one line of JSON: the figures of the requests that ended after the warm-up, which is a
-fifth of the run.
+Each measures for SECONDS after a warm-up of a quarter of that time, and prints one line of JSON:
+the figures of the requests that ended after the warm-up. The CPU time and the number of requests
+include the warm-up.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
 
 class Tally:
-    """Collects the requests of a run of `duration_s` seconds after the warm-up."""
+    """Collects the results of requests: those of `duration_s` seconds that follow a warm-up."""
 
     def __init__(self, duration_s: float) -> None:
         self.whole_s = duration_s * (1 + _WARM_SHARE)
@@ -50,7 +51,9 @@ class Tally:
 
     @contextlib.contextmanager
     def counting(self, *failures: type[Exception]) -> Generator[None]:
-        """Count the block as a request; `failures`: exceptions of a failed one."""
+        """Count the block as a request. `failures`: exceptions that mark it as failed; they are
+        suppressed.
+        """
         began_s = time.perf_counter()
         is_good = True
         try:
@@ -80,7 +83,9 @@ class Tally:
 async def run_async(
     mode: str, address: str, concurrency: int, duration_s: float, ca: Path | None
 ) -> dict[str, float]:
-    """Run a closed loop of `concurrency` tasks; return the figures."""
+    """Run a closed loop of `concurrency` tasks; return the figures. `ca`: PEM file for TLS; None:
+    plaintext.
+    """
     tls = False if ca is None else TlsConfig(ca=ca)
     pool = PoolConfig(num_channels=_NUM_CHANNELS)
     tally = Tally(duration_s)
@@ -129,7 +134,7 @@ def run_blocking(address: str, concurrency: int, duration_s: float) -> dict[str,
 
 
 def main(role: str, *rest: str) -> None:
-    """Run one of the processes."""
+    """Run the process of `role` with its arguments."""
     if role == "async":
         import uvloop
 

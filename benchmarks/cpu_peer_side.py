@@ -2,10 +2,10 @@
 
     cpu_peer_side.py ENGINE MODEL THREADS OPTIONS FD
 
-ENGINE: penstock, eager, batch, vllm or openvino; OPTIONS: its options as JSON. Reads a run from a
-line of stdin, {"prompts": [[token, ...]], "num_new": n, "concurrency": n}, and writes its times to
-the descriptor FD. Imports Penstock only for the first three, because it is not installed in the
-environments of the others.
+ENGINE: penstock, eager, batch, vllm or openvino; OPTIONS: its options as JSON. Reads runs from
+stdin, one per line: {"prompts": [[token, ...]], "num_new": n, "concurrency": n}. Writes JSON lines
+to the descriptor FD: one when it is ready, then rates and times of each run. Imports Penstock only
+for the first three, because it is not installed in the environments of the others.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class OpenVino:
 
 
 def _torch(threads: int) -> Any:
-    """Load torch with this number of threads."""
+    """Load torch with this number of threads; return the module."""
     # Sets how threads wait for each other before it loads torch, so it must be the first.
     import_module("engine_cpu")
     torch: Any = import_module("torch")
@@ -138,8 +138,8 @@ def penstock(model: str, threads: int, options: dict[str, Any], *, is_eager: boo
 
 
 class WholeBatch:
-    """Generates for all requests as one batch, with `transformers` or a plain PyTorch loop with a
-    dense cache (the lower bound for PyTorch's operators).
+    """Generates for all requests as one batch: with `transformers`, or with `DenseLlama`, a plain
+    PyTorch loop with a dense cache (the lower bound for PyTorch's operators).
     """
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
@@ -185,8 +185,13 @@ class WholeBatch:
 
 
 def closed_loop(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
-    """Run all prompts, `concurrency` at a time; return times to the first token and between tokens,
-    seconds.
+    """Run all prompts, `concurrency` at a time.
+
+    Returns a dict with:
+        tokens_per_s: Output tokens per second.
+        per_processor_s: Output tokens per second of this process's CPU time.
+        ttft: Times to the first token, seconds.
+        itl: Times between later tokens, seconds.
     """
     waiting = list(enumerate(run["prompts"]))[::-1]
     submitted: dict[int, float] = {}

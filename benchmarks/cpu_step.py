@@ -1,15 +1,15 @@
-"""The parts of a decode step's time on a CPU, compared with a lower bound for the cores.
+"""The parts of a decode step's time on a CPU, compared with lower bounds for the cores.
 
-Steps the engine directly, with the eager and with the fused path, for a Llama with random weights
-and concurrent requests with a context of about 352 tokens. Parts: the scheduler (the whole step
-except the executor); sampling; all layers, if one call runs them; otherwise ("by operator") the
-matrix products of linear layers, attention over pages, and other kernels; and the rest: small
-operators, their launch overhead, packing. The number of operators is from PyTorch's profiler. The
-lower bounds are the bytes of weights, keys and values divided by the speed of a copy, and the
-operations of the matrix products divided by the speed of a large one; both speeds are measured with
-the same threads. "processor": the time of all threads, including busy waiting. With one thread
-every figure is CPU time, which other processes hardly affect. Only the ratios apply to other
-machines.
+Steps the engine directly, with the eager path (PyTorch modules) and with the fused path (joined,
+packed weights and compiled kernels), for a Llama with random weights and concurrent requests with a
+context of about 352 tokens. Parts: the scheduler (the whole step except the executor); sampling;
+all layers, if one call runs them; otherwise ("by operator") the matrix products of linear layers,
+attention over pages, and other kernels; and the rest: small operators, their launch overhead,
+packing. The number of operators is from PyTorch's profiler. The lower bounds are the bytes of
+weights, keys and values divided by the speed of a copy, and the operations of the matrix products
+divided by the speed of a large one; both speeds are measured with the same threads. "processor":
+the time of all threads, including busy waiting. With one thread every figure is CPU time, which
+other processes hardly affect. Only the ratios apply to other machines.
 
     python benchmarks/cpu_step.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
 """
@@ -126,8 +126,8 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 def measured(
     run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int
 ) -> dict[str, float]:
-    """Return the milliseconds of a decode step by cause and in total, its CPU time, and the number
-    of operators.
+    """Return the milliseconds of a decode step by cause, its mean and median total and its CPU
+    time, and the number of operators.
     """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps
@@ -164,7 +164,8 @@ def measured(
 
 
 def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
-    """Return lower bounds of a step's time, ms: by memory traffic and by bfloat16 matrix products.
+    """Return lower bounds of a step's time, ms: "bytes" for memory traffic, "products" for matrix
+    products.
 
     Uses the speeds measured on this machine.
     """

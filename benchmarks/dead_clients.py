@@ -1,8 +1,8 @@
 """Measures how soon the queued requests of a dead front (gRPC server process) are removed while the
 executor is silent.
 
-While an executor that runs its own steps (such as TensorRT-LLM) returns nothing, the engine's loop
-has no reason to step. A front process with 600 queued requests disconnects. The time until the
+While an executor that runs its own steps (such as TensorRT-LLM) returns nothing, nothing makes the
+engine's loop run a step. A front process with 600 queued requests disconnects. The time until the
 queue is empty is measured, on a real engine loop and socket.
 
     python benchmarks/dead_clients.py [--full] [--json FILE]
@@ -62,7 +62,9 @@ class SilentExecutor:
 
 
 def front_with_queue(path: Path) -> socket.socket:
-    """Connect a simulated front and submit its requests."""
+    """Connect a socket in the same way as a front, and submit NUM_QUEUED requests; return the
+    socket.
+    """
     front = socket.socket(socket.AF_UNIX)
     front.connect(str(path))
     front.sendall(encode(FrontHello(front_id=1)))
@@ -89,9 +91,7 @@ def wait_for(engine: Engine, num_waiting: int) -> float:
 
 
 def measured() -> float:
-    """Run one measurement: return the seconds from the front's disconnect until the queue is
-    empty.
-    """
+    """Return the seconds from a front's disconnect until the queue is empty."""
     executor = SilentExecutor()
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     with engine_on_socket(engine, executor) as path:

@@ -15,8 +15,8 @@ servers keeps an absolute schedule, so a slow server does not slow it down. The 
 also does, unless its engine process is delayed by more than a step; then its schedule is late from
 then on. This lateness is measured with two scripted pauses around the window, and subtracted (p99)
 or not (strict p99); the subtracted amount never exceeds the minimum delay of later tokens. A
-service's schedule is fitted to its fastest token, so its delays begin at zero, which is about 0.3
-ms too low.
+service's schedule is fitted to its fastest token, so the delays of a service begin at zero, which
+is about 0.3 ms too low.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def _measured(cell: Cell) -> Seen | None:
 
 
 def undisturbed(*sides: Sequence[Seen]) -> list[list[Seen]]:
-    """Return the runs of the rounds that all sides have, without those that other processes
-    disturbed, unless all were.
+    """Return, for each side, the runs of the rounds that all sides have. Rounds disturbed by other
+    processes are left out, unless all are.
     """
     common = set.intersection(*({one.round_index for one in side} for side in sides))
     noisy = {

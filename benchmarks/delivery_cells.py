@@ -82,7 +82,7 @@ class Seen:
     """The result of a cell.
 
     Attributes:
-        server_us, engine_us, client_us: CPU time per token.
+        server_us, engine_us, client_us: CPU time per token, microseconds.
         foreign_cores: Number of cores used by other processes meanwhile.
         delay_*_ms: Delays without the lateness of the source's schedule.
         strict_p99_ms: Delay with this lateness.
@@ -110,12 +110,12 @@ class Seen:
 
     @property
     def load(self) -> Load:
-        """The number of streams and the step time."""
+        """The number of streams and the step time, ms."""
         return self.num_streams, self.step_ms
 
     @property
     def message_us(self) -> float:
-        """The server's CPU time per message."""
+        """The server's CPU time per message, microseconds."""
         return self.server_us * self.num_tokens / max(1, self.num_messages)
 
     @property
@@ -131,8 +131,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A running server. `schedule`: the file with the due time of token 0 of its source; None: the
-    schedule is determined from scripted pauses.
+    """A running server. `servers`, `source`: process ids. `schedule`: the file with the due time of
+    token 0 of its source; None: the schedule is determined from scripted pauses.
     """
 
     port: int

@@ -1,9 +1,10 @@
 """The CPU time per token that delivery takes in the engine process.
 
 Runs the components of the engine process in one thread (scheduler, simulated executor, dispatcher,
-connections) in real time, with fronts (gRPC server processes) that only read. Delivery is the
-thread's CPU time outside the engine's step (polling, splitting by front process, encoding, sending)
-plus the creation of the step's events. The rest of the step, scheduling, is reported separately.
+connections) in real time, with processes that stand in for fronts (gRPC server processes) and only
+read. Delivery is the thread's CPU time outside the engine's step (polling, splitting by front
+process, encoding, sending) plus the creation of the step's events. The rest of the step,
+scheduling, is reported separately.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class EngineCost:
 
     @property
     def step_us(self) -> float:
-        """The CPU time of a whole step."""
+        """Microseconds of CPU time per step of all streams, including delivery."""
         return (self.link_us + self.events_us + self.schedule_us) * self.num_streams
 
 
@@ -85,7 +86,9 @@ class _Stopwatch:
 def measure_engine(
     num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
 ) -> EngineCost:
-    """Run `num_steps` steps of all streams, which are spread over the fronts round robin."""
+    """Return the costs of `num_steps` steps of all streams, which are spread over the fronts round
+    robin; of fewer steps if they take over a minute.
+    """
     num_tokens = num_steps + 4 * _WARM_STEPS
     cost = CostModel(
         step_s=step_ms / 1e3, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0

@@ -1,10 +1,10 @@
 """The servers that Penstock's delivery is compared with, and the source of their tokens.
 
 Each server sends the messages of `Generate`, one token per message, with minimal overhead; all
-Python servers use uvloop. The producer sends each server one frame per step: token k of every
-stream is due at T0 + k * step, regardless of earlier delays. Roles of this program:
+Python servers use uvloop. The producer sends its server one frame per step: token k of every stream
+is due at T0 + k * step, regardless of earlier delays. Roles of this program:
 
-    producer SOCKET STREAMS STEP_S SCHEDULE_FILE    the source of tokens; ends with its servers
+    producer SOCKET STREAMS STEP_S SCHEDULE_FILE    the source of tokens; ends with its server
     aio SOCKET PORT      grpc.aio: a list and a future for each stream
     lines SOCKET PORT    asyncio TCP: one line and one send per token
     events SOCKET PORT   FastAPI on uvicorn (httptools): server-sent events
@@ -124,7 +124,7 @@ class Outbox:
             self._waiter.set_result(None)
 
     async def take(self) -> list[int]:
-        """Wait for the first token; return all of them."""
+        """Wait until there is a token; remove and return all tokens."""
         if not self._tokens:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -232,7 +232,7 @@ def _started() -> None:
 
 
 def main(role: str, path: str, *rest: str) -> None:
-    """Run one of the processes."""
+    """Run the process of `role` with its arguments."""
     if role == "producer":
         num_streams, step_s, schedule = rest
         produce(path, int(num_streams), float(step_s), Path(schedule))

@@ -24,7 +24,9 @@ class _Layer:
 
 
 class DenseLlama:
-    """Weights of a transformers Llama without grouped-query heads, projections fused."""
+    """Weights of a transformers Llama without grouped-query attention; projections with the same
+    input are fused.
+    """
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -58,7 +60,7 @@ class DenseLlama:
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], num_new: int) -> list[list[int]]:
         """Generate greedily: prefill the prompts one by one, then decode all sequences as one
-        batch.
+        batch. Returns `num_new` tokens for each prompt.
         """
         num_rows, longest = len(prompts), max(map(len, prompts)) + num_new
         shape = (len(self._layers), 2, num_rows, self._num_heads, longest, self._head_dim)
@@ -95,7 +97,9 @@ class DenseLlama:
         return self._next(hidden[-1:])
 
     def _decode(self, tokens: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
-        """Decode one token for every row: `tokens` and `lengths` [rows]."""
+        """Decode one token for every row: `tokens` and `lengths` [rows]; `cache` [layers, 2, rows,
+        heads, longest, dim]. Returns the next tokens [rows].
+        """
         # Use the whole cache, even for short rows: products of a slice are far slower.
         rows = torch.arange(len(tokens))
         unseen = torch.arange(cache.shape[4])[None] > lengths[:, None]

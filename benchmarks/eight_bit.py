@@ -47,8 +47,11 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """The quality of one setting. `logprob_error`: mean absolute change of a token's log
-    probability, nats."""
+    """The quality of one setting, compared with 16 bits.
+
+    `logprob_error`: mean absolute change of a token's log probability, nats. `agreed_share`: share
+    of greedily generated tokens before the first difference.
+    """
 
     quantization: str
     kv_cache_dtype: str
@@ -123,8 +126,8 @@ def _run(config: ExecutorConfig, windows: list[NDArray[np.int32]]) -> _Outcome:
 
 
 def _drawn(model: Path, tokenizer: Tokenizer, count: int) -> list[NDArray[np.int32]]:
-    """Return windows of text sampled from the model at temperature 1, in float32 on the CPU;
-    deterministic.
+    """Return windows [WINDOW] of text sampled from the model at temperature 1, in float32 on the
+    CPU. The result is deterministic.
     """
     config = ExecutorConfig(model_path=model, dtype="float32", max_num_seqs=32, num_blocks=1024)
     executor = create_executor(config)

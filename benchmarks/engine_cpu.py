@@ -68,7 +68,7 @@ class EngineRun:
         self._key_of: dict[int, int] = {}
 
     def add(self, key: int, prompt: list[int], num_new: int) -> None:
-        """Submit one request with a fixed output length. Keys may be used again."""
+        """Submit one request with a fixed output length. A key may be used for several requests."""
         own_key = len(self._key_of) + 1
         self._key_of[own_key] = key
         spec = RequestSpec(
@@ -82,7 +82,9 @@ class EngineRun:
         self.engine.submit((spec,))
 
     def step(self) -> Progress:
-        """Run one step."""
+        """Run one step; yield the progress of each request that got a token. The step runs when the
+        first item is requested.
+        """
         events = self.engine.step()
         ended = {end.key for end in events.ends}
         for key in events.keys.tolist():

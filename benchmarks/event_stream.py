@@ -24,8 +24,9 @@ class StreamFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The result of a call. `ttft_s`: time to the first text. The token counts are those that the
-    gateway reports."""
+    """The result of a call. `ttft_s`: seconds to the first text; 0 without text. The token counts
+    are those that the gateway reports.
+    """
 
     ttft_s: float
     text: str
@@ -42,7 +43,7 @@ class Caller:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def chat(self, messages: list[dict[str, str]], max_tokens: int, model: str) -> Answered:
-        """Send a conversation and stream the answer. Raises StreamFailed."""
+        """Send a conversation; read the streamed response and return it. Raises StreamFailed."""
         body = {
             "model": model,
             "messages": messages,

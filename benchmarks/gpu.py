@@ -1,12 +1,13 @@
-"""The torch executor on one GPU, compared with goals and with vLLM's figures on the same GPU type.
+"""The torch executor on one GPU, compared with goals and with vLLM's figures, recorded on an H200.
 
 Uses two models with random weights in bfloat16, created here: 1B (16 layers, hidden 2048, 32/8
 heads x 64, vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections:
 `decode` (engine steps at a context of 640), `mixed` (decodes and a chunk of 512 over 2k), `long`
-(one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling` (every
-option on, 1B at 256), `first` (the first request after start), `timeline` (the kernels of two
-steps, from the profiler), `served` (`penstock serve` with 256 streams) and `curve` (1 to 256
-streams). The vLLM column is not measured here but recorded: vLLM 0.20.2 on an H200.
+(one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling` (options
+one by one and all together, over greedy decoding), `first` (the first request after start),
+`timeline` (the kernels of two steps, from the profiler), `served` (`penstock serve` with 256
+streams) and `curve` (1 to 256 streams). The vLLM column is not measured here: it contains recorded
+figures of vLLM 0.20.2.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
         [--quantization fp8] [--kv-cache-dtype fp8]
@@ -119,7 +120,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Results:
-    """The measured figures, in order."""
+    """The measured figures, in order, and the timelines by shape."""
 
     figures: list[Figure] = field(default_factory=list)
     timelines: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +143,7 @@ class Results:
         ]
 
     def print(self) -> None:
-        """Print all figures, with vLLM's for comparison."""
+        """Print all figures, with vLLM's recorded ones and the goals."""
         rows: list[tuple[object, ...]] = []
         for found in self.figures:
             mark = MARKS.get(found.name, Mark())
@@ -176,7 +177,7 @@ def measure_decode(results: Results, executor: Executor, shape: str) -> None:
 
 
 def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
-    """Compare all sampling options together, and some alone, with greedy decoding."""
+    """Compare all sampling options together, and some of them separately, with greedy decoding."""
     num_rows = _rows(shape)[-1]
     kinds = {
         "top_p 0.95": SamplingParams(top_p=0.95),
@@ -290,7 +291,7 @@ def models_in(parent: Path | None) -> Generator[Path]:
 
 
 def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
-    """Return the shape and its 8-bit settings."""
+    """Return the name of the shape with its 8-bit settings, such as "8B fp8"."""
     parts = [
         shape,
         *([quantization] if quantization != "none" else []),

@@ -49,7 +49,7 @@ def build(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
 ) -> Executor:
-    """Build the executor with the settings of `penstock serve --device cuda`."""
+    """Build the executor that `penstock serve --device cuda` uses, with these settings."""
     return create_executor(
         ExecutorConfig(
             model_path=folder,
@@ -80,7 +80,9 @@ class Load:
         self._first_tokens: set[int] = set()
 
     def submit(self, count: int, num_prompt: int, num_new: int, sampling: SamplingParams) -> None:
-        """Submit `count` requests together, without stop ids, so that each runs to its length."""
+        """Submit `count` requests together. Each generates `num_new` tokens, because it has no stop
+        ids or `min_tokens` bars them.
+        """
         for _ in range(count):
             self._num_submitted += 1
             ids = self._random.integers(3, VOCAB_SIZE, num_prompt).astype(np.int32)
@@ -106,7 +108,9 @@ class Load:
         return taken_s
 
     def until_all_decode(self) -> None:
-        """Run steps until every request has its first token."""
+        """Run steps until every request has its first token. Raises RuntimeError if they take more
+        than 5,000 steps.
+        """
         for _ in range(_MAX_TURNS):
             if len(self._first_tokens) == self._num_submitted:
                 return
@@ -122,7 +126,7 @@ class Load:
         return time.perf_counter() - start_s, num_turns
 
     def stop(self) -> None:
-        """Cancel the remaining requests."""
+        """Cancel the remaining requests, and run steps until none is left."""
         for key in range(1, self._num_submitted + 1):
             self._engine.cancel(key)
         self.drain()
@@ -197,7 +201,7 @@ def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: in
 
 
 def first_tokens_ms(executor: Executor, *, count: int = 6) -> list[float]:
-    """Return the TTFT, ms, of requests that run alone, in order."""
+    """Return the TTFT, ms, of `count` requests that run one after another."""
     taken: list[float] = []
     for _ in range(count):
         load = Load(executor)

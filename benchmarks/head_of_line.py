@@ -57,8 +57,8 @@ def _request(arrival_s: float, num_prompt_tokens: int, tenant: str) -> TraceRequ
 
 
 def ttft_of(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str, float]:
-    """Return TTFT figures in seconds, of the short prompts that arrived during a long one, and of
-    the long ones.
+    """Return the TTFT in seconds: percentiles of the short prompts that arrived during a long one
+    (of all if there is no long one), and the mean of the long ones.
     """
     table = simulate(trace, config).recorder.table
     arrival_s = table.seconds("arrival_s")
@@ -78,7 +78,9 @@ def ttft_of(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
 
 
 def measure(options: Namespace) -> Outcome:
-    """Run both orders without long prompts, with those of the same and of another tenant."""
+    """Run both orders without long prompts, and with long prompts of the same or of another
+    tenant.
+    """
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)
     tenants = {"none": None, "same tenant": "short", "another tenant": "long"}

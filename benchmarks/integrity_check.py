@@ -62,7 +62,7 @@ def idle_engine(num_blocks: int, eviction: EvictionPolicy) -> Engine:
 
 
 def piece_times_ms(engine: Engine) -> list[float]:
-    """Return the time of each piece of one check."""
+    """Return the duration of each piece of one check, ms."""
     took_ms: list[float] = []
     is_done = False
     while not is_done:
@@ -73,8 +73,8 @@ def piece_times_ms(engine: Engine) -> list[float]:
 
 
 def measured(num_blocks: int, eviction: EvictionPolicy, rounds: int) -> dict[str, Any]:
-    """Return ms of an uninterrupted check, number of pieces, ms of the median and of the longest
-    piece.
+    """Return a row: cache size, eviction order, duration of an uninterrupted check, number of
+    pieces, median and longest piece.
 
     The time of a piece is its median over the rounds, which excludes delays by other programs.
     """

@@ -45,7 +45,7 @@ class Load:
     is_varied: bool = False
 
     def wanted(self, share: float) -> int:
-        """Return the number of requests that decode after this share of the run."""
+        """Return the number of requests that decode at this share of the run."""
         return [count for start, count in self.num_decoding if start <= share][-1]
 
 
@@ -75,7 +75,7 @@ class Plant:
     @property
     def most_decoding(self) -> float:
         """The number of requests that can decode within the target, without prefill, at the true
-        costs.
+        costs; at most the number that the load has at the end.
 
         With varied lengths, long outputs are over-represented among running requests: their mean
         age is the mean square of the lengths divided by twice the mean.
@@ -97,9 +97,7 @@ def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def noisy_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of the cost model with ten per cent noise in either direction, and an
-    occasional pause.
-    """
+    """Return the time of the cost model with lognormal noise (sigma 0.1) and occasional pauses."""
     factor = float(random.lognormal(0.0, _NOISE))
     pause_s = _PAUSE_S if random.random() < _PAUSE_SHARE else 0.0
     return linear_s(work, share, random) * factor + pause_s

@@ -1,4 +1,4 @@
-"""Runs the production engine on one simulated machine: content, time and limit of every step.
+"""Runs the production engine on one simulated machine: content, time and limits of every step.
 
 Contains the run and the figures computed from it, but not the goals.
 """
@@ -94,7 +94,7 @@ class _Traffic:
         """Return the output length of a request; with equal lengths, shortened by the fraction
         `age`.
 
-        So requests that start together do not end together.
+        Because of this, requests that start together do not end together.
         """
         num_tokens = self._load.num_output_tokens
         if self._load.is_varied:
@@ -129,7 +129,7 @@ class _Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Every step of one run: arrays [n], one entry per step, and the times between tokens.
+    """Every step of one run: arrays [n], one entry per step, and the times between tokens, [m].
 
     `at_s`: when the step ended; `itl_s`: the time before each token except a request's first;
     `itl_at_s`: when the token was generated.
@@ -177,7 +177,9 @@ def turns(values: NDArray[np.int64]) -> int:
 
 
 class _Steps:
-    """An `EngineListener` that records the content and the duration of each step."""
+    """A listener of the engine (`EngineListener`) that records the content and the duration of each
+    step.
+    """
 
     def __init__(self) -> None:
         self.measures: list[StepMeasure] = []
@@ -206,7 +208,7 @@ class _Steps:
 
 
 def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
-    """Run the plant for `duration_s` of virtual time."""
+    """Run the plant for `duration_s` seconds of virtual time; return its steps."""
     clock = VirtualClock()
     steps = _Steps()
     measures = steps.measures

@@ -2,7 +2,7 @@
 
 Requests decode while an endless queue of prompts waits, so that prefill uses its whole budget. The
 production engine learns the costs of each machine (`latency_plants.py`) without a prior and sizes
-its steps, in virtual time. Reports the ITL, the prefill rate, both also for fixed budgets, and
+its steps, in virtual time. Reports the ITL and the prefill rate, also for fixed budgets, and
 whether the two step limits (prefill budget, batch size) become constant. The best fixed budget is
 the power of two with the highest prefill rate whose p99 ITL meets the goal, chosen with hindsight
 for the whole run.
@@ -38,10 +38,11 @@ class Row:
     """A plant's figures.
 
     Attributes:
-        best_*: Figures with the best fixed budget; None if no fixed budget meets the target, or
-            none was tried.
+        best_*: Figures with the best fixed budget; None if no fixed budget meets the goal, or none
+            was tried.
+        default_*: Figures with the default budget.
         *_turns: Direction changes in the `num_steady_steps` steps in which nothing changes.
-        steady_*: Figures of these steps alone.
+        steady_*: Figures of only these steps.
         is_standing: Both limits were constant in the last tenth of the run.
         end_*: The limits after the last step, and the share of steps in the last quarter whose cost
             model was trusted.
@@ -76,7 +77,7 @@ class Row:
 
 
 def row_of(plant: Plant, duration_s: float) -> Row:
-    """Run a plant with the target, and with fixed budgets."""
+    """Run a plant with the target, and with fixed budgets; return the figures."""
     run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
     default = _fixed(plant, _DEFAULT_TOKENS, duration_s)
     best = None if plant.is_erratic or plant.is_crowded else _best(plant, default, duration_s)

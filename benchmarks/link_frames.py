@@ -1,4 +1,4 @@
-"""The cost of encoding and decoding the frames between a front (gRPC server process) and its
+"""The cost of encoding and decoding the frames between a front (gRPC server process) and the
 engine.
 
 Measures two requests, with 512 and 8,192 prompt tokens, and two steps of 256 tokens, one of which
@@ -30,7 +30,7 @@ on the same machine.
 
 
 def submit(num_tokens: int) -> Submit:
-    """Return a request with an ordinary prompt."""
+    """Return a frame that submits one request with a prompt of `num_tokens` tokens."""
     digests = tuple(number.to_bytes(16, "big") for number in range(num_tokens // BLOCK_SIZE))
     spec = RequestSpec(
         key=1 << 32 | 7,
@@ -47,7 +47,9 @@ def submit(num_tokens: int) -> Submit:
 
 
 def step(num_ends: int) -> StepEvents:
-    """Return a step that generated one token for each of 256 requests."""
+    """Return a frame with the events of a step: one token for each of 256 requests, of which the
+    first `num_ends` end.
+    """
     keys = (1 << 32) + np.arange(256)
     wait, stay = Wait(0.1, 0.2, 0.3), Stay(1, 100, 3, 256)
     ends = tuple(

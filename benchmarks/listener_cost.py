@@ -1,12 +1,14 @@
-"""The cost of the listeners of an engine in a scheduler step: flight recorder and `--record`.
+"""The cost of the listeners of an engine in a scheduler step: flight recorder (the last steps, in
+shared memory) and `--record`.
 
 Two engines with an executor that takes no time, one with the listener and one without, alternate
-step by step, so that other load on the machine affects both. There are two loads: all requests
-decode; and a closed loop, in which each finished request is replaced (prompts of 64 to 512 tokens,
-outputs of 64 to 192, a budget of 2048 tokens). A step is `Engine.step`: the scheduler and the
-engine around it. The flight recorder is read by another process as by the observer, four times per
-second. The recorder of `--record` writes on its own thread, whose time for the same steps, with the
-ends of all requests, is reported too.
+step by step, so that other load on the machine affects both. The flight recorder is measured under
+two loads: all requests decode; and a closed loop, in which each finished request is replaced
+(prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048 tokens). `--record` is measured
+while all requests decode. A step is `Engine.step`: the scheduler and the engine around it. Another
+process reads the flight recorder four times per second, as the observer (the process that exports
+metrics) does. The recorder of `--record` writes on its own thread, whose time for the same steps,
+including the ends of all requests, is also reported.
 
     python benchmarks/listener_cost.py [--full] [--part flight|recording] [--json FILE]
 """
@@ -59,10 +61,11 @@ _EXECUTOR_US = 5000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Duration of a step without the listener, and its cost, microseconds: medians and means.
+    """Duration of a step without the listener, and the listener's cost, microseconds: medians and
+    means.
 
-    `added_us`: the difference of the medians. `thread_us`: the time of the recorder's thread.
-    `num_ends`: mean number of requests that end per step.
+    `added_us`: the difference of the medians. `thread_us`: the time of the recorder's thread per
+    step. `num_ends`: mean number of requests that end per step.
     """
 
     load: str
@@ -208,7 +211,9 @@ def read(fd: int) -> None:
 
 
 def cost_of(listener: EngineListeners, num_running: int, num_steps: int, load: Load) -> Cost:
-    """Run two engines, one with the listener, alternating step by step."""
+    """Run two engines, one with the listener, alternating step by step; return the listener's
+    cost.
+    """
     config = load.config(num_running)
     engines = (
         Engine(executor(num_running), config, time.monotonic),

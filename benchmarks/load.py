@@ -52,9 +52,10 @@ class Seen:
 
     Attributes:
         messages: Seconds since sending and number of tokens of each message.
-        end: "OK", or the error's reason.
+        end: "OK", or the error's reason; its status if it has no reason.
         code: The status of the call.
-        queue_s, served_ttft_s: Queue time and TTFT as reported by the server.
+        queue_s, served_ttft_s: Queue time and TTFT as reported by the server; 0 if it reported
+            none.
         has_retry_time: Whether the error has a retry time.
         ended_s: When the request ended, on the clock of `time.perf_counter`.
     """
@@ -90,7 +91,7 @@ class Seen:
 
 
 def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
-    """Return Poisson arrivals, seconds after the start."""
+    """Return the arrivals of a Poisson process within `duration_s`, seconds after the start."""
     random = np.random.default_rng(seed)
     gaps_s = random.exponential(1.0 / rate_per_s, int(2 * rate_per_s * duration_s) + 64)
     times: list[float] = np.cumsum(gaps_s)[np.cumsum(gaps_s) < duration_s].tolist()
@@ -118,7 +119,8 @@ async def open_loop(
 async def closed_loop(
     send: Callable[[int], Awaitable[None]], concurrency: int, duration_s: float
 ) -> None:
-    """Run `concurrency` callers, each of which sends a request when its previous one has ended.
+    """Run `concurrency` callers for `duration_s` seconds; each sends a request when its previous
+    one has ended.
 
     `send` gets the index of the request; modulo `concurrency` it is the index of the caller.
     """

@@ -1,8 +1,8 @@
 """Measures the lag of an event loop: a ticker in the loop, and a reader in another process.
 
 They share a memory-mapped file of ticks: due time, lateness, and CPU time since the previous tick,
-of the loop's thread and of its process. A delay that exceeds its CPU time was caused by another
-process. The loop ticks only while the reader requests it.
+of the loop's thread and of its process. A delay that exceeds the CPU time of the process was caused
+by another process. The loop ticks only while the reader requests it.
 """
 
 from __future__ import annotations
@@ -73,13 +73,16 @@ class TickReader:
         self._header[0] = is_on
 
     def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
-        """Return the lateness of the ticks that were due in this period of the monotonic clock."""
+        """Return the lateness, ms, [n] of the ticks that were due in this period of the monotonic
+        clock.
+        """
         lags: NDArray[np.float64] = self._between(start_s, end_s)[:, 1] * 1e3
         return lags
 
     def longest_ms(self, start_s: float, end_s: float) -> tuple[float, float, float]:
-        """Return the lateness of the latest tick in this period, and the CPU time of the loop's
-        thread and of its process since the previous tick."""
+        """Return the greatest lateness of a tick that was due in this period, and the CPU time of
+        the loop's thread and of its process since the tick before it, ms; zeros without ticks.
+        """
         ticks = self._between(start_s, end_s)
         if not len(ticks):
             return 0.0, 0.0, 0.0

@@ -1,8 +1,8 @@
 """Compiles the C++ programs of the benchmarks when they are needed and have changed.
 
 Contains the compiler's command lines and manages the cache of programs (in XDG_CACHE_HOME, named
-after the sources). Needs g++; the gRPC server also protoc, its C++ plugin and libgrpc++ (Debian:
-`apt-get install g++ protobuf-compiler-grpc libgrpc++-dev`).
+after a hash of the sources). Needs g++; the gRPC server also protoc, its C++ plugin and libgrpc++
+(Debian: `apt-get install g++ protobuf-compiler-grpc libgrpc++-dev`).
 """
 
 import hashlib
@@ -28,16 +28,20 @@ _COMPILE_S = 600.0
 
 
 class CannotBuild(RunFailed):
-    """A program cannot be built on this machine; the message names the missing part."""
+    """A program cannot be built on this machine; the message contains the missing part or the
+    compiler's errors.
+    """
 
 
 def load_client() -> Path:
-    """Build the load client; raises CannotBuild without g++."""
+    """Build the load client; return its path. Raises CannotBuild, for example without g++."""
     return _built("load_client", (), ())
 
 
 def grpc_server() -> Path:
-    """Build the C++ server; raises CannotBuild if gRPC's C++ library is not installed."""
+    """Build the C++ server; return its path. Raises CannotBuild, for example without gRPC's C++
+    library.
+    """
     for tool in ("protoc", "grpc_cpp_plugin", "pkg-config"):
         if shutil.which(tool) is None:
             raise CannotBuild(f"{tool} is not installed")

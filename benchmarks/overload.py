@@ -70,8 +70,8 @@ class Level:
 
 @dataclass(slots=True)
 class Probe:
-    """Durations of health checks during a load, seconds; `num_not_serving` of them returned another
-    status.
+    """Durations of health checks during a load, seconds; `num_not_serving` of them returned a
+    status other than SERVING.
 
     `lag_s`: lag of the client's event loop, which is included in all measured times.
     """
@@ -93,8 +93,8 @@ class Probe:
 
 
 async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
-    """Offer one load for `duration_s` seconds in an open loop; return when the last request has
-    ended.
+    """Offer one load for `duration_s` seconds in an open loop; return its results when the last
+    request has ended.
     """
     times_s = arrivals_s(rate_per_s, duration_s, seed=int(rate_per_s * 1000))
     asks = [LoadRequest(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]

@@ -4,10 +4,11 @@ A variant replaces a class of the scheduler at run time, so the scheduler needs 
 
 - Step fitting: least squares over the last observed steps instead of recursive least squares.
 - Sums of the waiting requests: columns that are added up for each forecast.
-- Damping: every rise of the step budget at once, instead of longer waits after failed ones.
-- Eviction: a fixed value of a cached block, its uses less its age, instead of one that is learned
-  from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace;
-  compared with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
+- Damping: every rise of the step budget is allowed at once, instead of longer waits after failed
+  ones.
+- Eviction: a fixed value of a cached block, its uses less its age, instead of a value learned from
+  hits; and the scheduler's own order by last use, `lru`. Measured on synthetic traffic and on a
+  trace, and compared with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
 
 Wait attribution has no variant, because it is already simple.
 """
@@ -105,7 +106,9 @@ class WindowFit(StepFit):
 def _least_squares(
     rows: NDArray[np.float64], weights: NDArray[np.float64], last: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return coefficients that are not negative; `rows` [n, 5]: four features and the target."""
+    """Return coefficients [4] that are not negative; `rows` [n, 5]: four features and the target;
+    `weights` [n]; `last` [4]: the previous coefficients.
+    """
     is_used = np.ones(last.shape, dtype=np.bool_)
     values = np.zeros_like(last)
     while is_used.any():
@@ -224,7 +227,7 @@ class AgedUses(HitDensity):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Variant:
-    """`base` with `attributes`, instead of the class `name` of `module`."""
+    """A replacement of the class `name` of `module`: a subclass of `base` with `attributes`."""
 
     module: ModuleType
     name: str
@@ -254,7 +257,9 @@ _ORDERS = (_LEARNED, _LRU, *(name for name in VARIANTS if VARIANTS[name].base is
 
 
 def use(variant: str | None) -> None:
-    """Replace the scheduler's class in this process by a variant; None: do nothing."""
+    """Restore the scheduler's classes in this process, then replace one of them by `variant`; None:
+    restore only.
+    """
     setattr(step_sizing, "StepFit", StepFit)  # noqa: B010
     setattr(latency_target, "Probes", Probes)  # noqa: B010
     setattr(waiting_queue, "WaitingSums", WaitingSums)  # noqa: B010
@@ -279,7 +284,7 @@ class FitRow:
 
 
 def fit_row(plant: Plant, fit: str, duration_s: float) -> FitRow:
-    """Run a machine with the scheduler's fit or that of a variant."""
+    """Run a machine with the scheduler's classes, or with the variant `fit`; return the results."""
     use(None if fit == _RECURSIVE else fit)
     run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
     return FitRow(
@@ -293,7 +298,7 @@ def fit_row(plant: Plant, fit: str, duration_s: float) -> FitRow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SumsRow:
-    """The time that the sums take for an arrival."""
+    """The median time that the sums take for an arrival, microseconds."""
 
     num_waiting: int
     kind: str
@@ -301,7 +306,9 @@ class SumsRow:
 
 
 def sums_row(num_waiting: int, kind: str) -> SumsRow:
-    """Time the forecast of new requests, with their addition and removal."""
+    """Return the median time of forecast, addition and removal of a new request while `num_waiting`
+    requests wait.
+    """
     sums = _SUMS[kind](SchedulerConfig())
     requests = Requests(seed=1)
     waiting = [_waiting(requests.make_any(), number) for number in range(num_waiting + 1000)]
@@ -378,7 +385,7 @@ def sums(_: Namespace) -> Outcome:
 
 
 def eviction(options: Namespace) -> Outcome:
-    """Compare eviction orders on made-up traffic, and on a trace."""
+    """Compare eviction orders on synthetic traffic, and on a trace if one is given."""
     num_requests = _MADE_UP_REQUESTS[options.full]
     cases = [
         (kind, cached_traffic(kind, num_requests, _MADE_UP_RATE_PER_S), num_tokens)

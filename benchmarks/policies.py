@@ -1,7 +1,7 @@
 """The benefit of scheduling: five policies on one trace, at increasing load, in one run.
 
 In-flight FCFS is the reference: load 1 is the highest load at which it meets the targets for 90 %
-of the requests. `fair` is the fair order alone; `penstock` also uses the targets: every request has
+of the requests. `fair` has only the fair order; `penstock` also uses the targets: every request has
 the TTFT target as its deadline, so late requests are predicted, and steps are sized for the ITL
 target. Further sections: a tight ITL target, a low-rate tenant next to a flood, two tenants that
 overload the server, deadlines, and the run time of the simulation. All runs are in virtual time, in
@@ -65,7 +65,9 @@ COSTS = {
 
 
 def measure(args: argparse.Namespace) -> Outcome:
-    """Find the capacity, run all sections and print them."""
+    """Find the capacity, run all sections and print them. Raises RunFailed if the trace or the
+    options are invalid.
+    """
     end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
     try:
         requests = synthetic_trace(LONG_PROMPTS) if args.trace is None else read_trace(args.trace)

@@ -137,7 +137,7 @@ class Section:
 
 
 def _of_all(name: str) -> Callable[[Raw], float]:
-    """Return a column: a number of requests in per cent of all."""
+    """Return a function that computes a cell: the number `name` of requests in per cent of all."""
     return lambda row: 100.0 * float(row[name]) / float(row["num_requests"])
 
 
@@ -151,8 +151,8 @@ _GOOD: dict[str, Callable[[Raw], object]] = {
 
 
 def rising_load(bench: Bench) -> Section:
-    """Run every contender at every load. Goodput and shares are of all requests that were offered,
-    TTFT of those that got a token.
+    """Return the section with every contender at every load. Goodput and shares are of all requests
+    that were offered, TTFT of those that got a token.
     """
     return Section(
         key="policies",
@@ -179,8 +179,8 @@ def rising_load(bench: Bench) -> Section:
 
 
 def tight_itl(bench: Bench) -> Section:
-    """Run with an ITL target that a step with the full budget misses; FCFS also with smaller fixed
-    token budgets, which must be chosen for the traffic.
+    """Return the section with an ITL target that a step with the full budget misses; FCFS also with
+    smaller fixed token budgets, which must be chosen for the traffic.
     """
     targets = Targets(ttft_s=bench.base.targets.ttft_s, itl_s=_TIGHT_ITL_S)
     base = dataclasses.replace(bench.base, targets=targets)
@@ -205,9 +205,10 @@ def tight_itl(bench: Bench) -> Section:
 
 
 def deadlines(bench: Bench) -> Section:
-    """Run with deadlines for all requests, for the first token or for the complete output.
+    """Return the section with deadlines for all requests, for the first token or for the complete
+    output.
 
-    Under FCFS a deadline counts when it passes, as when a client disconnects. Lost: prefill
+    Under FCFS a deadline counts when it passes, as when a client disconnects. Lost prefill:
     computed for requests that then expired or were dropped.
     """
     kinds = zip(
@@ -239,7 +240,7 @@ def deadlines(bench: Bench) -> Section:
 
 
 def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """Return every tenth request of the trace."""
+    """Return every tenth request of the trace, as those of the low-rate tenant."""
     return [msgspec.structs.replace(request, tenant=_QUIET) for request in trace[::10]]
 
 
@@ -249,9 +250,7 @@ def quiet_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 
 def busy_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """Return the requests of a tenant with the whole trace, and of a tenant with ten times as
-    many.
-    """
+    """Return the trace as one tenant's requests, and ten copies of it as another tenant's."""
     busy = [msgspec.structs.replace(request, tenant="busy") for request in trace]
     return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
 
@@ -264,8 +263,8 @@ def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 
 def neighbour(bench: Bench) -> Section:
-    """Run a tenant with a tenth of the capacity, alone and next to a flood of ten times the
-    capacity. In p99 a request without a token counts as infinite.
+    """Return the section with a tenant at a tenth of the capacity, alone and next to a flood of ten
+    times the capacity. In p99 a request without a token counts as infinite.
     """
 
     def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
@@ -299,7 +298,7 @@ def neighbour(bench: Bench) -> Section:
 
 
 def slowdown(row: Raw) -> float:
-    """Return the p99 TTFT next to the flood divided by the p99 TTFT alone."""
+    """Return the p99 TTFT next to the flood divided by the p99 TTFT alone; NaN if that is 0."""
     alone_s: float = row["alone"]["ttft_p99_of_all_s"]
     flooded_s: float = row["flooded"]["ttft_p99_of_all_s"]
     return flooded_s / alone_s if alone_s > 0.0 else math.nan
@@ -310,9 +309,11 @@ def _of_tenant(summary: Summary, tenant: str) -> Raw:
 
 
 def served_shares(bench: Bench) -> Section:
-    """Run two tenants that both demand more than the capacity, one of them ten times as much.
+    """Return the section with two tenants: one demands the whole capacity, the other ten times as
+    much.
 
-    Most over least: of the tenants' service in weighted tokens, while both had requests waiting.
+    "Most over least" is the ratio of the tenants' service in weighted tokens, while both had
+    requests waiting.
     """
     return Section(
         key="served_shares",
@@ -329,7 +330,9 @@ def served_shares(bench: Bench) -> Section:
 
 
 def speed(bench: Bench, hours: float) -> Section:
-    """Measure the simulator's CPU time for the unmodified trace, per hour of traffic."""
+    """Return the section with the simulator's CPU time for the unmodified trace of `hours` hours,
+    per hour of traffic.
+    """
 
     def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
         return [

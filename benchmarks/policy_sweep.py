@@ -1,4 +1,4 @@
-"""Runs many simulations over one trace, in as many processes as there are cores.
+"""Runs many simulations over one trace, in parallel processes.
 
 Results are in the order of the trials, so the number of processes changes only the run time.
 """
@@ -45,7 +45,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """The result of a trial. `cpu_s`: CPU time of one core."""
+    """The result of a trial. `cpu_s`: CPU time of the simulation, seconds."""
 
     trial: Trial
     summary: Summary
@@ -83,7 +83,7 @@ _trace: Sequence[TraceRequest] = ()
 
 
 def _begin(trace: Sequence[TraceRequest]) -> None:
-    """Receive the trace, once instead of with every trial."""
+    """Store the trace in a process of the pool, so that trials are sent without it."""
     global _trace
     _trace = trace
     threading.Thread(target=_end_with_parent, daemon=True).start()

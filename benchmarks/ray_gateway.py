@@ -1,4 +1,5 @@
-"""The overhead of Ray Serve: a service behind its ingress and without it, at 32 streams.
+"""The overhead of Ray Serve: a service behind Ray Serve's ingress, compared with one without it, at
+32 streams.
 
 Uses one node, one replica, the simulated executor, and one asyncio client. Rounds alternate between
 the two, each with separate processes. `steady`: steps of 20 ms, like a large model; `full`: steps
@@ -117,7 +118,9 @@ def _recommended() -> dict[str, str]:
 
 
 async def measured(port: int, side: str, load: str, window_s: float) -> Found:
-    """Keep the streams running, and count the tokens received within the window."""
+    """Keep the streams running; return the figures of the window after the warm-up. `num_failed`
+    includes the warm-up.
+    """
     found: list[Seen] = []
     ask = LoadRequest(num_tokens=NUM_TOKENS[load])
     async with Client(f"127.0.0.1:{port}", retry=NO_RETRY) as client:
@@ -148,7 +151,7 @@ async def measured(port: int, side: str, load: str, window_s: float) -> Found:
 
 
 def side_of(side: str, load: str, window_s: float) -> Found:
-    """Run one side once."""
+    """Start one side, run the load once, and return the results."""
     if side == NATIVE:
         with service(*options(load)) as serving:
             return asyncio.run(measured(serving.port, side, load, window_s))

@@ -1,8 +1,8 @@
 """The common interface of benchmarks: options, progress, statistics, tables, checks, JSON.
 
-A benchmark has arguments, cases and checks: it passes a function that measures to `run`, or one
-for each part to `run_parts`. A check compares a figure with its goal. A missed goal is reported, it
-is not an error.
+A benchmark has arguments, cases and checks: it passes a function that measures to `run`, or one for
+each part to `run_parts`. A check compares a figure with its goal. A missed goal is reported, but is
+not an error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Check:
 
     @property
     def row(self) -> tuple[object, ...]:
-        """The cells of its table row: name, value, goal, unit, whether the goal is met."""
+        """The cells of the check's table row: name, value, goal, unit, whether the goal is met."""
         holds = {True: "yes", False: "NO", None: "too few runs"}[self.holds]
         return (self.name, self.value, f"{self.sense} {cell(self.goal)}", self.unit, holds)
 
@@ -83,7 +83,9 @@ def at_least(
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of every benchmark; `doc`: its module's docstring."""
+    """Return a parser with the options of every benchmark; `doc`: the docstring of the benchmark's
+    module, printed as help.
+    """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -107,9 +109,9 @@ def run(parser: argparse.ArgumentParser, measure: Measure) -> None:
 
 
 def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Measure]) -> None:
-    """Measure all parts or those that `--part` names, as `run` does; results are by part.
+    """Measure the parts that `--part` names, or all, in the same way as `run`; results are by part.
 
-    Exits with 1 if a part failed. The results so far are kept if a later part fails.
+    If a part fails, the other parts are still measured, and the process exits with 1.
     """
     parser.add_argument(
         "--part", action="append", choices=tuple(parts), help="only this part; repeatable"
@@ -140,9 +142,7 @@ def progress(text: str) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table with aligned columns: numbers right-aligned, floats with three significant
-    digits.
-    """
+    """Print a table with right-aligned columns; values are formatted by `cell`."""
     cells = [[cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     print(f"\n{title}")
@@ -152,7 +152,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
 
 
 def print_rows(title: str, rows: Sequence[Any], *columns: str) -> None:
-    """Print a table of dataclasses or mappings, one row each.
+    """Print a table of dataclasses or mappings, one row each; print nothing without rows.
 
     `columns`: names of fields or properties, with dots for nested ones; default: all fields.
     """
@@ -170,7 +170,7 @@ def print_rows(title: str, rows: Sequence[Any], *columns: str) -> None:
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """Print a table of all figures and goals."""
+    """Print a table of all figures and goals, and whether the goals are met."""
     print_table(
         "Checks", ("name", "value", "goal", "unit", "holds"), [check.row for check in checks]
     )
@@ -188,21 +188,25 @@ def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has no type for as one that it has."""
+    """Convert a value that JSON cannot represent: dataclasses to dicts, arrays to lists, others to
+    strings.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def cell(value: object) -> str:
-    """Format a value: floats with three significant digits."""
+    """Format a value: floats below 100 with three significant digits, others as integers; None as
+    "-".
+    """
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return "-" if value is None else str(value)
 
 
 def percentile_ms(seconds: Collection[float], percent: float) -> float:
-    """Return a percentile in milliseconds; NaN without values."""
+    """Return a percentile of durations in milliseconds; NaN without values."""
     return float(np.percentile(list(seconds), percent)) * 1e3 if len(seconds) else math.nan
 
 
@@ -229,8 +233,8 @@ def _median_of(runs: Sequence[Any], keys: Collection[str]) -> Any:
 
 
 def over(runs: Sequence[Any], base: Sequence[Any], figure: str) -> float:
-    """Return the median of the ratios of a figure of `runs` to that of `base`, round by round: the
-    machine's speed changes from minute to minute.
+    """Return the median of the ratios of a figure of `runs` to that of `base`, round by round,
+    because the machine's speed changes from minute to minute.
     """
     value = attrgetter(figure)
     return float(

@@ -47,7 +47,7 @@ _COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
 class Turn:
     """The results of one run of one variant.
 
-    `front_us`, `engine_us`, `observer_us`: CPU time of these processes per request.
+    `front_us`, `engine_us`, `observer_us`: CPU time of these processes per request, microseconds.
     `foreign_cores`: number of cores used by other processes meanwhile.
     """
 
@@ -92,7 +92,7 @@ def _name_in(before: Path, option: str) -> str:
 
 
 def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
-    """Run one closed loop. Raises RunFailed."""
+    """Run one closed loop; return the results. Raises RunFailed."""
     load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
     times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
     pids = [pid for role in ("front", "engine", "observer") for pid in service.pids(role)]

@@ -1,7 +1,7 @@
 """`penstock serve` with a model under many streams, read by client processes on the same machine.
 
 A client process: served_model.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED
-START_AT
+START_AT (Unix time, seconds)
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SIMULATED_VOCAB_SIZE = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Number of tokens of each stream's prompt and output; `vocab_size`: the range of prompt
-    tokens.
+    """Number of tokens of each stream's prompt and output; `vocab_size`: upper bound of the
+    prompt's token ids.
     """
 
     num_prompt: int
@@ -58,8 +58,7 @@ async def served(
 ) -> tuple[list[Wave], list[float]]:
     """Run waves; return them, and the TTFT in ms of the single requests sent before them.
 
-    The client of the single requests has called another service before, because its own first
-    call is slow.
+    Before that, this process calls another service, because the first call of a process is slow.
     """
     with start_service("--executor", "simulated") as other:
         await _single_ttfts_ms(other.address, replace(load, vocab_size=_SIMULATED_VOCAB_SIZE))
@@ -95,7 +94,9 @@ async def run_wave(
     seed: int,
     client: tuple[str, str] = (sys.executable, __file__),
 ) -> Wave:
-    """Run streams that start together; `client`: interpreter and program of a client process."""
+    """Run streams that start together; return the results. `client`: interpreter and program of a
+    client process.
+    """
     num_clients = min(_NUM_CLIENTS, num_streams)
     start_at = time.time() + (_LEAD_S if num_clients > 1 else _LEAD_S / 2)
     found = await asyncio.gather(
@@ -167,7 +168,9 @@ def _requests(load: Load, count: int, seed: int) -> list[LoadRequest]:
 async def _read(
     address: str, load: Load, num_streams: int, seed: int, start_at: float
 ) -> dict[str, list[float]]:
-    """Read streams that start together; return their times in seconds."""
+    """Read streams that start together; return TTFTs, times between messages and duration, in
+    seconds, and the number of tokens.
+    """
     asks = _requests(load, num_streams, seed)
     async with Client(address) as client:
         await client.health(deadline_s=30)

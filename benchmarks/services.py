@@ -99,7 +99,7 @@ class Service:
 
     def until_up(self, role: str, count: int) -> Ready:
         """Wait until `count` processes of `role` have become ready since the start; return the last
-        one.
+        of these. Raises RunFailed after a minute.
         """
         self._until(lambda: len(self.up[role]) >= count, f"{role} number {count}")
         return self.up[role][count - 1]
@@ -109,7 +109,7 @@ class Service:
         self._until(lambda: self._places.keys() >= set(places), "the service")
 
     def total(self, name: str) -> float:
-        """Return the sum of all values of a metric."""
+        """Return the sum of a metric over all labels."""
         with urllib.request.urlopen(self._places["metrics"], timeout=PATIENCE_S) as answer:
             text: str = answer.read().decode()
         samples = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
@@ -278,7 +278,9 @@ def process(
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line of the process's stdout. Raises RunFailed if none arrives."""
+    """Return the next line of the process's stdout, "" at its end. Raises RunFailed if nothing
+    arrives for a minute.
+    """
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
         raise RunFailed(f"{process.args!r} printed nothing")

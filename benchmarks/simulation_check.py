@@ -3,8 +3,8 @@
 Runs `penstock serve --record` with the demo model on this machine and clients in an open loop, in
 several parts with two alternating loads. The simulator replays each part with the service's
 settings and a cost model calibrated on all other parts. The result is compared with the clients'
-measurements. An error is the ratio of simulated to real, minus one; median over the parts of a
-load.
+measurements. An error is the ratio of simulated to real, minus one; its median over the parts of a
+load is reported.
 
 Other programs may slow down some of the parts, so their CPU use is reported.
 
@@ -66,7 +66,9 @@ GOALS = {"tokens/s": 0.05, "TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a run: its requests, the client's results and the recording."""
+    """One part of a run: the requests as sent, the clients' results, and the recorded requests and
+    steps.
+    """
 
     asks: list[LoadRequest]
     seen: list[Seen]
@@ -86,7 +88,7 @@ class Comparison:
     simulated: Mapping[str, float]
 
     def error(self, name: str) -> float:
-        """Return simulated over real, minus one."""
+        """Return the ratio of simulated to real, minus one."""
         return self.simulated[name] / self.real[name] - 1.0
 
 
@@ -118,7 +120,7 @@ class RecordedService:
         self._num_steps = 0
 
     async def part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
-        """Drive one part, and wait until its recording is written."""
+        """Drive one part; return it when its recording is written."""
         asks = poisson(rate_per_s, duration_s, seed)
         seen = await open_loop(asks, sending(self._client))
         before = self._num_requests
@@ -137,7 +139,9 @@ class RecordedService:
 
 
 async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
-    """Run the parts, the loads alternating."""
+    """Run the parts, the loads alternating, after two bursts, of which the second measures the
+    capacity; return the parts.
+    """
     parts: list[Part] = []
     async with (
         OwnService(("--record", str(folder), *SERVICE), start_timeout_s=START_S) as service,
@@ -158,8 +162,9 @@ async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part
 
 
 def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Comparison]:
-    """Compare every part with its simulation; counts [n, 3] and seconds [n] are those of
-    all steps."""
+    """Compare every part with its simulation; return the comparisons. `counts` [n, 3] (prefill
+    tokens, decodes, context tokens) and `seconds` [n] are those of all recorded steps.
+    """
     comparisons: list[Comparison] = []
     for index, part in enumerate(parts):
         is_others = np.zeros(len(seconds), dtype=np.bool_)
@@ -201,8 +206,8 @@ def real_figures(part: Part) -> dict[str, float]:
 
 
 def front_without(part: Part, parts: list[Part]) -> float:
-    """Return the part of the TTFT spent outside the engine, in seconds: the median over all parts
-    of the run except `part`.
+    """Return the part of the TTFT spent outside the engine, in seconds: the median over the
+    requests of all parts except `part`.
 
     It is the TTFT measured by clients minus the time until the front has the token.
     """
@@ -215,7 +220,9 @@ def front_without(part: Part, parts: list[Part]) -> float:
 
 
 def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, float]:
-    """Simulate the same requests; return their figures."""
+    """Simulate the requests of `part`; return the figures. `front_s`: time spent outside the
+    engine.
+    """
     start_s = part.requests[0].arrival_s
     trace = [
         msgspec.structs.replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests
@@ -289,7 +296,7 @@ def measure(options: Namespace) -> Outcome:
 
 
 def _own_s() -> float:
-    """Return the CPU time of this process and its children."""
+    """Return the CPU time of this process and its ended children, seconds."""
     usages = (
         resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )

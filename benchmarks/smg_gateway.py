@@ -1,4 +1,5 @@
-"""Measures the smg gateway with two workers: added latency, draining, and prefix cache hits.
+"""Measures smg, a gateway for OpenAI's HTTP API, with two workers: added latency, draining, and
+prefix cache hits.
 
 `ttft`: 32 streams through the gateway and directly to the workers, alternately, on the same
 processes. `drain`: 32 callers send without pause while one worker drains and a third joins.
@@ -50,8 +51,8 @@ _NUM_BLOCKS = 640
 
 @contextlib.asynccontextmanager
 async def gateway_for(*addresses: str, policy: str, retries: bool = False) -> AsyncGenerator[Any]:
-    """Start the gateway in front of these workers, as its tests do. Raises RunFailed if it is not
-    installed or does not serve.
+    """Start the gateway in front of these workers, as the gateway's tests do. Raises RunFailed if
+    it is not installed or does not serve.
     """
     sys.path.insert(0, _TESTS)
     from gateway import smg
@@ -78,13 +79,13 @@ def two_workers(*options: str) -> Generator[tuple[Service, Service]]:
 
 
 def prompt(number: int) -> list[dict[str, str]]:
-    """Return a prompt that is unique to the call, so that none of it is cached."""
+    """Return a prompt that is unique to `number`, so that none of it is cached."""
     words = random.Random(number).choices(("gate", "flow", "turbine", "river", "stone"), k=24)
     return [{"role": "user", "content": f"{number} " + " ".join(words)}]
 
 
 async def through_gateway(port: int, window_s: float) -> list[float]:
-    """Return the TTFT in seconds of streams that run one after another through the gateway."""
+    """Return the TTFT in seconds of streams through the gateway, `NUM_STREAMS` at a time."""
     found: list[float] = []
 
     callers = [Caller(port) for _ in range(NUM_STREAMS)]
@@ -100,8 +101,8 @@ async def through_gateway(port: int, window_s: float) -> list[float]:
 
 
 async def straight(addresses: list[str], window_s: float) -> list[float]:
-    """Return the TTFT in seconds of streams directly over gRPC; the client spreads them over the
-    workers.
+    """Return the TTFT in seconds of streams directly over gRPC, `NUM_STREAMS` at a time; the client
+    spreads them over the workers.
     """
     found: list[float] = []
     async with Client(addresses) as client:
@@ -146,7 +147,7 @@ async def ttft(options: Namespace) -> Outcome:
 
 
 async def drain(options: Namespace) -> Outcome:
-    """Keep callers sending without pause while workers drain and join."""
+    """Keep callers sending without pause while one worker drains and another joins."""
     failures: list[str] = []
     num_done = 0
     is_over = asyncio.Event()
@@ -191,7 +192,7 @@ async def drain(options: Namespace) -> Outcome:
 
 
 async def conversation(number: int, port: int) -> list[Answered]:
-    """Run a conversation turn by turn, each prompt with all turns before it."""
+    """Run a conversation turn by turn, each prompt with all earlier turns; return the responses."""
     draw = random.Random(number)
     messages: list[dict[str, str]] = []
     answers: list[Answered] = []

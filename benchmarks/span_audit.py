@@ -15,8 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A request that was sent. `parent_id`: the id of the client's span, which is the parent of the
-    request's root span.
+    """A request that was sent. `parent_id`: id of the client's span, the parent of the root span.
 
     `is_answered`: the client received a response, so the server must have received the request. A
     request without a response may not have reached it.
@@ -35,7 +34,8 @@ class Audit:
         num_unreached: Requests without response and without trace, which is not an error.
         num_missing: Requests that lack a required root span.
         num_repeated: Requests with several root spans.
-        num_unexpected: Spans outside every request's trace, or whose parent is not its root.
+        num_unexpected: Spans outside every request's trace, or whose parent is neither the root
+            span nor the client's span.
         num_outside: Child spans that exceed their root.
         num_uncovered: Root spans whose children leave a gap, overlap or exceed the root span by
             more than allowed.
@@ -56,7 +56,7 @@ class Audit:
 
 
 def audit(sent: Collection[Sent], spans: Iterable[Span], *, max_gap_ns: int) -> Audit:
-    """Check the spans of all requests. Trace ids of `sent` are unique."""
+    """Check the spans of all requests; return the counts. Trace ids of `sent` must be unique."""
     by_trace: dict[bytes, list[Span]] = defaultdict(list)
     names: Counter[str] = Counter()
     num_spans = 0

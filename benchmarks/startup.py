@@ -19,8 +19,8 @@ READY_GOAL_S = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The times of one start and stop, seconds. `cpu_s`: user and system time of all its
-    processes.
+    """The times of one start and stop, seconds. `cpu_s`: user and system time of all processes of
+    the service.
     """
 
     executor: str
@@ -42,7 +42,9 @@ def measure(options: Namespace) -> Outcome:
 
 
 def one_run(executor: str, *, is_first: bool) -> Run:
-    """Start a service with default ports and fronts, wait until it is ready, stop it."""
+    """Start a service on free ports with the default number of fronts, wait until it is ready, and
+    stop it; return the times.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started_s = time.perf_counter()
     options = ("--executor", executor, "--log-level", "error")

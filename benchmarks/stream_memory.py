@@ -1,8 +1,9 @@
-"""The memory of fronts (gRPC server processes) per open stream, and its growth per request (leaks).
+"""The memory of fronts (gRPC server processes) per open stream, and the growth of that memory per
+request (leaks).
 
 Measures the resident memory: per waiting stream and per stream that gets a token every quarter of a
 second, with 1,000 streams, and with 5,000 streams on two processes (each accepts up to 4,096). Also
-measures its growth per request, for requests that finish, and for requests whose client disconnects
+measures the growth per request, for requests that finish, and for requests whose client disconnects
 after the first token. gRPC's core is known to keep 100 to 200 bytes for each disconnected request.
 
     python benchmarks/stream_memory.py [--full] [--json FILE]
@@ -50,7 +51,9 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Open streams and their memory, in bytes per stream."""
+    """Open streams and their memory, in bytes per stream. `base_mib`: resident memory of a front
+    before they were opened.
+    """
 
     kind: str
     num_streams: int
@@ -61,8 +64,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Resident bytes of the front process after each block of requests; `request_bytes`: the
-    slope."""
+    """Resident bytes of the front process before the first and after each block of requests.
+
+    `request_bytes`: the slope over the second half, bytes per request.
+    """
 
     kind: str
     num_requests: int
@@ -77,7 +82,9 @@ def resident_bytes(fronts: list[int]) -> int:
 
 
 def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -> float:
-    """Run requests, 64 at a time; return requests per second."""
+    """Run requests, 64 at a time; return requests per second. `leave_after`: number of tokens after
+    which each client disconnects; 0: never. Raises RunFailed.
+    """
     options: dict[str, object] = {
         "port": port,
         "streams": 64,
@@ -95,7 +102,9 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
 
 
 def held(num_streams: int, *, is_active: bool) -> Held:
-    """Open `num_streams` concurrent streams; return their memory."""
+    """Open `num_streams` concurrent streams; return their memory. `is_active`: each gets a token
+    every quarter of a second, otherwise all wait. Raises RunFailed.
+    """
     num_fronts = 1 if num_streams <= 4000 else 2
     # Requests after the warm-up wait, because the step of the first one does not end.
     stuck: dict[str, object] = {
@@ -141,7 +150,7 @@ def held(num_streams: int, *, is_active: bool) -> Held:
 
 
 def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) -> Growth:
-    """Run blocks of requests on one front."""
+    """Run blocks of requests on one front; return the memory after each."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
         port, fronts = serving.port, serving.pids("front")

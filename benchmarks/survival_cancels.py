@@ -61,7 +61,9 @@ class CountedEngine(Engine):
         self._leaving: dict[int, str] = {}
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """Cancel a request, and record it to detect when its blocks are freed."""
+        """Cancel a request, and record it to detect when its blocks are freed. Returns whether the
+        request exists.
+        """
         request = self.requests.get(key)
         if request is not None:
             self._leaving[key] = request.spec.request_id
@@ -124,7 +126,8 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
 async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float]]:
     """Cancel requests at random times; return engine steps and seconds until their blocks are free.
 
-    Steps count from when the front receives the cancel, seconds from when the client sends it.
+    Steps count from when the front reports the cancel, seconds from when the client sends it.
+    Raises RunFailed if blocks are not freed.
     """
     found: list[tuple[int, float]] = []
     chance = random.Random(depth)
@@ -156,7 +159,9 @@ async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float
 
 
 async def used_blocks(operations: str) -> int:
-    """Return the number of used KV blocks after all clients have disconnected; these are leaked."""
+    """Wait up to 10 s until no KV block is used; return the number of blocks that are still used,
+    which are leaked if all clients have disconnected.
+    """
     async with OperationsClient(operations) as client:
         used = -1
         for _ in range(100):

@@ -46,7 +46,7 @@ class Received:
     ended_s: float = 0.0
 
     def first_after_s(self, at_s: float) -> float | None:
-        """Return when the first message with tokens after `at_s` arrived."""
+        """Return when the first message with tokens after `at_s` arrived; None if there is none."""
         return next((stamp for stamp in self.stamps_s if stamp > at_s), None)
 
 
@@ -94,7 +94,9 @@ class ConcurrentStreams:
         ]
 
     async def until_each_has(self, num_tokens: int) -> None:
-        """Wait until every stream has `num_tokens` tokens or has ended."""
+        """Wait until every stream has `num_tokens` tokens or has ended. Raises TimeoutError after
+        two minutes.
+        """
         async with asyncio.timeout(LIMIT_S):
             while not all(len(one.ids) >= num_tokens or one.status for one in self.received):
                 self._has_news.clear()
@@ -148,7 +150,7 @@ async def connected(address: str) -> AsyncGenerator[Client]:
 
 async def undisturbed(client: Client, num_streams: int, num_tokens: int) -> References:
     """Return references of `num_streams` requests whose tokens all have a margin of at least
-    `MIN_MARGIN`.
+    `MIN_MARGIN`. Raises RunFailed if there are fewer.
     """
     streams = ConcurrentStreams(client, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
     await streams.until_ended()

@@ -1,12 +1,13 @@
 """The effect of one client's long texts on other clients of the same front (gRPC server process).
 
-Runs a service with one front process and the simulated executor. First, 1 MiB of text is sent: as
-an accepted prompt, as a prompt that is too long, as a chat, and to `Tokenize`. Reports the longest
-time for which the event loop was blocked (median of three runs), with the CPU time of its thread
-and its process meanwhile; also for a long response with log probabilities. Then one tenant
-repeatedly sends 64 concurrent prompts of 1 MB, all of which are rejected. The benchmark reports the
-time to first token of another tenant's short prompts, with and without the flood, and whether a
-front process was killed. Results are not reported if the machine blocked even an idle loop.
+Runs a service with one front process and the simulated executor. First, large messages are sent one
+at a time, such as 1 MiB of text as a prompt, as a chat and to `Tokenize`. Reports the longest time
+for which the event loop was blocked (median of three runs), with the CPU time of its thread and its
+process meanwhile; also for a long response with log probabilities. Then one tenant repeatedly sends
+64 concurrent prompts of 1 MB, all of which are rejected. The benchmark reports the time to first
+token of another tenant's short prompts, with and without the flood, and whether a front process was
+killed. A block that exceeds the goal is inconclusive if the process used less CPU time than the
+goal meanwhile.
 
     python benchmarks/tokenising.py [--full] [--part stops|flood] [--json FILE]
 """
@@ -66,7 +67,9 @@ _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_le
 
 
 def model_of(folder: Path, num_positions: int) -> Path:
-    """Copy the demo model with a context of `num_positions` tokens."""
+    """Copy the demo model to a folder in `folder`, with a context of `num_positions` tokens; return
+    it.
+    """
     made = folder / f"model-{num_positions}"
     shutil.copytree(resolve_model("demo"), made)
     config = json.loads((made / "config.json").read_text(encoding="utf-8"))
@@ -202,7 +205,7 @@ CALLS: dict[str, Call] = {
 async def send(channel: grpc.aio.Channel, call: Call) -> str:
     """Send one of the calls; return "OK", or the status of the error.
 
-    The generated stubs are used, because many of the messages are none that a client would send.
+    The generated stubs are used, because Penstock's client cannot send many of these messages.
     """
     method, message = call()
     stubs = (pb_grpc.GenerationServiceStub(channel), model_grpc.ModelServiceStub(channel))
@@ -222,7 +225,7 @@ async def send(channel: grpc.aio.Channel, call: Call) -> str:
 
 
 async def measure_stops(ticks: Path, folder: Path) -> list[Stop]:
-    """Return the longest block of the front's event loop by each call, the median of three."""
+    """Return the longest block of the front's event loop during each call, the median of three."""
     model = model_of(folder, _NUM_POSITIONS)
     found: list[Stop] = []
     with service(*options_of(model, _NUM_POSITIONS)) as serving:
@@ -259,8 +262,8 @@ async def stop(reader: TickReader, channel: grpc.aio.Channel, name: str) -> Stop
 
 
 def stops(options: Namespace) -> Outcome:
-    """Measure how long each call blocks the loop. A block that is longer than its CPU time was
-    caused by another process.
+    """Measure how long each call blocks the loop. A block that is longer than the CPU time used
+    meanwhile was caused by another process.
     """
     del options
     with ticking() as (folder, ticks):
@@ -280,8 +283,8 @@ def stops(options: Namespace) -> Outcome:
 
 @contextmanager
 def ticking() -> Generator[tuple[Path, Path]]:
-    """Make the event loops of the services that the block starts tick; yield a folder for models
-    and that of the ticks.
+    """Add a ticker to the event loop of every front that is started within the block; yield a
+    folder for models, and the folder of the ticks.
     """
     with tempfile.TemporaryDirectory() as folder:
         ticks = Path(folder) / "ticks"
@@ -293,7 +296,7 @@ def ticking() -> Generator[tuple[Path, Path]]:
 
 
 def flood(options: Namespace) -> Outcome:
-    """Measure another tenant's TTFT, without and with the flood."""
+    """Measure another tenant's TTFT, without and with the flood, and count killed fronts."""
     duration_s, num_positions = 60.0 if options.full else 15.0, 1 << 17
     with ticking() as (folder, ticks):
         model = model_of(folder, num_positions)
@@ -333,12 +336,14 @@ def flood(options: Namespace) -> Outcome:
 
 
 def ttft_ms(seen: list[Seen], percent: float) -> float:
-    """Return a percentile of the TTFT."""
+    """Return a percentile of the TTFT, ms."""
     return percentile_ms([one.ttft_s for one in seen if one.ttft_s is not None], percent)
 
 
 async def short_calls(serving: Service, duration_s: float) -> list[Seen]:
-    """Send short prompts of a tenant, one after another."""
+    """Send short prompts of a tenant, one after another, for `duration_s` seconds; return the
+    results.
+    """
     found: list[Seen] = []
     async with Client(serving.address, retry=NO_RETRY) as client:
 

@@ -1,6 +1,6 @@
 """Checks that every request has exactly one trace, also when engines die.
 
-Runs a service with a short queue, which sends its traces to an OTLP receiver in this process; its
+Runs a service with a short queue, which sends its traces to an OTLP receiver in this process. The
 engine is killed every few seconds. Requests arrive at a fixed rate, some through Multiplex, and end
 in all possible ways: completed; client disconnected early or late; cancelled by an RPC; rejected
 because of an invalid field, an unknown model, a prompt that is too long or a full queue; expired in

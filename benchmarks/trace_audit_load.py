@@ -88,19 +88,21 @@ class AuditRequest:
 
     @property
     def trace(self) -> TraceContext:
-        """The trace context for its metadata."""
+        """The trace context to send in the request's metadata."""
         return TraceContext(traceparent=f"00-{self.trace_id.hex()}-{self.parent_id.hex()}-01")
 
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """How all requests ended. `outcomes`: number of requests by kind and by status or "left"."""
+    """How all requests ended. `outcomes`: number of requests by kind and by error reason, status or
+    "left".
+    """
 
     sent: list[Sent] = field(default_factory=list[Sent])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def note(self, ask: AuditRequest, outcome: str, *, is_answered: bool) -> None:
-        """Record a request that has ended for its client."""
+        """Record the outcome of a request, as its client observed it."""
         self.outcomes[ask.kind.value, outcome] += 1
         self.sent.append(
             Sent(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)
@@ -126,7 +128,7 @@ def make_requests(num: int, seed: int, rate_per_s: float) -> list[AuditRequest]:
 
 
 async def drive(address: str, asks: Sequence[AuditRequest], max_prompt_tokens: int) -> Answers:
-    """Send each request at its time, and wait until all have ended."""
+    """Send each request at its time, wait until all have ended, and return the outcomes."""
     answers = Answers()
     async with (
         Client(address, retry=NO_RETRY) as plain,

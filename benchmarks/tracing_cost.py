@@ -1,24 +1,24 @@
 """The overhead of tracing every request: CPU time of the front (gRPC server process), throughput,
 event-loop lag.
 
-A real `penstock serve` with one front process on the simulated executor (steps of 5 ms, prompts of
-64 tokens, 16 tokens each) without an observer, and with traces of all requests sent to a collector
-that works, one that is down (a closed port) and one that hangs (accepts spans and never responds).
-For comparison, with a bare grpc.aio server and the same messages: spans of the SDK built on the
-event loop when a request ends, the interceptor of opentelemetry-instrumentation-grpc, and initial
-metadata only. All variants run throughout and are measured alternately: first an open loop at one
-rate (the same Poisson arrivals for all), then a closed loop of 128 requests for the maximum
-throughput.
+Measures `penstock serve` with one front process on the simulated executor (steps of 5 ms, prompts
+of 64 tokens, 16 tokens each) without an observer (the process that exports traces), and with traces
+of all requests sent to a collector that works, one that is down (a closed port) and one that hangs
+(accepts spans and never responds). For comparison, a bare grpc.aio server with the same messages is
+measured with three additions: spans of the SDK built on the event loop when a request ends, the
+interceptor of opentelemetry-instrumentation-grpc, and initial metadata only. All variants run
+throughout and are measured alternately: first an open loop at one rate (the same Poisson arrivals
+for all), then a closed loop of 128 requests for the maximum throughput.
 
     python benchmarks/tracing_cost.py [--full] [--json FILE]
 
-Measurements. CPU time per request: of all threads of the front process, and of the event loop's
-thread alone, as reported by the kernel at both ends of a window; compared with the base of the
+Measurements. CPU time per request: of all threads of the front process, and of only the event
+loop's thread, as reported by the kernel at both ends of a window; compared with the base of the
 variant (no tracing, or bare grpc.aio) in the same round. Lag: the lateness of a ticker with a
 period of 5 ms in each event loop. Observer: its CPU time during the run, divided by the number of
-requests. The record path is also measured alone (`tracing_record_path.py`). Reports medians over
-the rounds; "+-" is one standard error of the preceding difference, which grows with other load on
-the machine.
+requests. The record path is also measured separately (`tracing_record_path.py`). Reports medians
+over the rounds; `loop_error_us` is one standard error of the mean of `loop_us`, which grows with
+other load on the machine.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ class Traces:
 
 
 def all_turns(plan: Plan, sides: dict[str, Side]) -> list[Turn]:
-    """Run all rounds; the variants alternate, and each round begins with a different one.
+    """Run all rounds; the variants alternate, and each round begins with a different one. Returns
+    all measurements.
 
-    The rate is a share of the machine's maximum rate without tracing.
+    The rate is a share of the machine's maximum rate without tracing, at most `MAX_RATE_PER_S`.
     """
 
     def most_per_s(side: Side, seed: int) -> float:
@@ -160,7 +161,7 @@ def added(turns: Sequence[Turn], side: str) -> Added:
 
 
 def traces_of(side: Side) -> Traces:
-    """Return the counts of a variant with a collector."""
+    """Return the counts of a variant; those of spans are 0 unless its collector counts."""
     return Traces(
         side=side.name,
         num_requests=side.num_requests,

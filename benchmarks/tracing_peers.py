@@ -231,7 +231,7 @@ class Collector:
 
 
 def main(role: str, endpoint: str = "") -> None:
-    """Run one of the processes."""
+    """Run the process of `role` with its arguments."""
     if role in ("collector", "hanging"):
         Collector(is_hanging=role == "hanging").serve()
         return

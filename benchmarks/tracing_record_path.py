@@ -1,11 +1,12 @@
-"""The CPU time of a request's record in a front (gRPC server process), measured separately on one
-thread.
+"""The CPU time that a front (gRPC server process) uses for a request's record, measured separately
+on one thread.
 
 Runs the code of that process without gRPC and without the engine: opens the request's account (the
 data for the record) with the caller's trace context, records the message's parameters, closes the
 account when the request has ended, creates and encodes the record, and sends it in batches to a
-reading process. Compares this with the same calls in a front process without an observer. The
-request (`LiveRequest`) is created before the clock starts.
+reading process. Compares this with the same calls in a front process without an observer (the
+process that receives the records and exports traces). The request (`LiveRequest`) is created before
+the clock starts.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class _Front:
 async def _batch_us(
     recorder: RequestRecorder | None, requests: list[LiveRequest], message: pb.GenerateRequest
 ) -> NDArray[np.float64]:
-    """Return the microseconds per request that a batch takes on this thread: begin, describe,
+    """Return the microseconds per request [4] that a batch takes on this thread: begin, describe,
     close, flush.
     """
     front = _Front(recorder)
@@ -173,7 +174,7 @@ async def _batch_us(
 
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
-    """Measure against a reader at `path`."""
+    """Return the costs, measured with records sent to the reader at the socket `path`."""
     exporter = Exporter(
         path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
     )

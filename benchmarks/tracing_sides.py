@@ -63,8 +63,9 @@ def base_of(side: str) -> str:
 class Turn:
     """The results of one measurement of a variant.
 
-    `front_us`, `loop_us`: CPU time per request, of all threads of the server and of the event
-    loop's thread. `lag_*_ms`: lateness of the loop's ticks.
+    `front_us`, `loop_us`: CPU time per request, microseconds, of all threads of the server and of
+    the event loop's thread. `lag_*_ms`: lateness of the loop's ticks. `most_per_s`: rate of a
+    closed loop, 0 if it was not measured.
     """
 
     side: str
@@ -84,7 +85,8 @@ class Side:
     """A running variant. `watched`: its processes besides `server`; their CPU time does not count
     as other load.
 
-    `count`: returns its collector's counts. `num_requests`: number of requests sent to it so far.
+    `count`: returns the counts of the variant's collector; None without one. `num_requests`: number
+    of requests sent to it so far.
     """
 
     name: str
@@ -100,7 +102,9 @@ class Side:
     num_dropped: float = 0.0
 
     def turn(self, seed: int, warm_s: float, window_s: float, **load: float) -> Turn:
-        """Run one measurement. `load`: `rate` per second, or `concurrency`. Raises RunFailed."""
+        """Run one measurement and return it. `load`: `rate` per second, or `concurrency`. Raises
+        RunFailed.
+        """
         pids = [self.server, *self.watched]
         self.ticks.switch(is_on=True)
         found = run_client(
@@ -140,11 +144,13 @@ class Side:
         )
 
     def begin_count(self) -> None:
-        """Start counting the observer's time."""
+        """Start counting requests and the observer's CPU time."""
         self.num_requests, self.observer_s = 0, -self._observer_cpu_s()
 
     def end_count(self) -> None:
-        """Wait until all expected spans have arrived or a time limit passes; then stop counting."""
+        """Wait until all expected spans have arrived or a time limit passes; then stop counting and
+        read the number of dropped records.
+        """
         until_s = time.monotonic() + _SETTLE_S
         while self.count is not None:
             self.spans = self.count()
@@ -211,7 +217,7 @@ def _collector(
     stack: contextlib.ExitStack, name: str
 ) -> tuple[str, Callable[[], dict[str, int]] | None, list[int]]:
     """Return the endpoint for a variant's spans, a function that counts them, and the pids of the
-    collector.
+    collector; an empty string, None or [] for what the variant lacks.
     """
     if name in (OFF, BARE, METADATA):
         return "", None, []

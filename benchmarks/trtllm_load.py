@@ -22,8 +22,8 @@ ANSWER = "answer "
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: `prompt` ids and `num_tokens` of output, sent `pause_s` seconds after the
-    previous one has ended.
+    """One request: `prompt` ids and `num_tokens` of output, sent `pause_s` seconds after an earlier
+    one has ended or, for the first ones, after the start.
     """
 
     prompt: list[int]
@@ -69,8 +69,8 @@ class Seen:
     """The results of one run. Times in milliseconds.
 
     Attributes:
-        burst_*: TTFT of the requests sent together at the start.
-        ttft_*: TTFT of the requests sent after another had ended.
+        burst_*: TTFT of the first `concurrency` requests.
+        ttft_*: TTFT of the other requests.
         itl_*: Times between tokens, of all requests.
         client_us: CPU time of the sender, per token.
     """
@@ -180,7 +180,9 @@ async def closed_loop(
 
 
 async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
-    """Run the loads read from stdin, one JSON object per line, until it is closed."""
+    """Run the loads read from stdin, one JSON object per line, until it is closed; print the
+    results of each.
+    """
     # As the engine process does: existing objects are long-lived.
     gc.collect()
     gc.freeze()
@@ -190,5 +192,5 @@ async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
 
 
 def print_json(data: dict[str, float]) -> None:
-    """Print one line of JSON for the parent process."""
+    """Print one line of JSON, marked with ANSWER for the parent process."""
     print(ANSWER + json.dumps(data), flush=True)

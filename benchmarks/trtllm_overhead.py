@@ -65,8 +65,8 @@ _SIZES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Seen):
-    """The results of one load on one variant. `engine_us`, `front_us`: CPU time of its servers per
-    token; the floor has none, its client runs the engine.
+    """The results of one load on one variant. `engine_us`, `front_us`: CPU time of the variant's
+    engine and front processes per token; 0 for the floor, whose client process runs the engine.
     """
 
     side: str
@@ -84,7 +84,7 @@ class Side:
     servers: dict[str, list[int]]
 
     def run(self, load: Load) -> Run:
-        """Send one load and wait for its results."""
+        """Send one load to the client process; wait for the results and return them."""
         assert self.sender.stdin is not None
         before = {name: sum(map(cpu_s, pids)) for name, pids in self.servers.items()}
         print(json.dumps(asdict(load)), file=self.sender.stdin, flush=True)
@@ -103,7 +103,7 @@ class Side:
 
 
 def answer_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line of results from a benchmark process."""
+    """Return the next line of results from a benchmark process; raise RunFailed if it has ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(ANSWER):
@@ -157,7 +157,9 @@ def write_model(folder: Path) -> int:
 
 
 def all_runs(size: Size) -> list[Run]:
-    """Run all rounds; each round begins with a different variant."""
+    """Run all rounds; each round begins with a different variant. Returns the results of all
+    runs.
+    """
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         vocab_size = write_model(Path(name) / "model")

@@ -71,7 +71,7 @@ async def floor(folder: Path) -> None:
 
 
 def engine(folder: Path, path: Path) -> None:
-    """Run the engine as the engine process does, until stdin is closed."""
+    """Run the engine in the same way as the engine process, until terminated."""
     executor = create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=folder))
     scheduler = SchedulerConfig(
         max_num_batched_tokens=MAX_NUM_TOKENS,
@@ -98,8 +98,9 @@ class LinkLoad:
         self._seen: asyncio.Future[Seen] | None = None
 
     async def run(self, load: Load) -> Seen:
-        """Run one load. Raises ValueError if a request fails, ConnectionError if the engine
-        disconnects."""
+        """Run one load; return the results. Raises ValueError if a request fails, ConnectionError
+        if the engine disconnects.
+        """
         self._waiting = iter(load.requests())
         self._seen = asyncio.get_running_loop().create_future()
         self._records = Records(load)
@@ -189,7 +190,7 @@ async def service(address: str) -> None:
 
 
 def main(role: str, *places: str) -> None:
-    """Run one of the processes."""
+    """Run the process of `role` with its arguments."""
     match role, places:
         case "floor", (folder,):
             asyncio.run(floor(Path(folder)))

@@ -1,6 +1,6 @@
 """Usage errors of benchmarks: wrong arguments and missing packages.
 
-For programs with positional arguments that a benchmark starts, and for benchmarks that need
+Used by programs with positional arguments that a benchmark starts, and by benchmarks that need
 additional packages.
 """
 

@@ -55,7 +55,7 @@ class VllmService:
 async def vllm_service(
     python: str, model: Path, *, num_cores: int, max_num_seqs: int, max_length: int, budget: int
 ) -> AsyncGenerator[VllmService]:
-    """Start a server for `model` on the first cores; `budget`: tokens per step."""
+    """Start a server for `model` on the first `num_cores` cores; `budget`: tokens per step."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"127.0.0.1:{port}"
@@ -96,7 +96,9 @@ async def vllm_service(
 
 
 async def _read(arguments: list[str]) -> dict[str, list[float]]:
-    """Read streams that start together; return their times in seconds."""
+    """Read streams that start together; return TTFTs, times between messages and duration, in
+    seconds, and the number of tokens.
+    """
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)
     protocol: Any = import_module("smg_grpc_proto")

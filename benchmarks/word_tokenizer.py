@@ -1,5 +1,5 @@
-"""A tokenizer for models with random weights: token n is the word "w" + n; text is split at
-spaces.
+"""A tokenizer for models with random weights: token n is the word "w" followed by n; text is split
+at spaces and punctuation.
 """
 
 from __future__ import annotations

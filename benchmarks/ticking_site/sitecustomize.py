@@ -1,8 +1,8 @@
-"""Adds a ticker to the event loop of a front process, so that a benchmark can read its lateness.
+"""Adds a ticker to the event loop of a front process, so that a benchmark can read the loop's lag.
 
-Python imports a module of this name at start-up. A benchmark puts this folder and its own on
-PYTHONPATH, and sets `loop_ticks.FOLDER_VARIABLE` to the folder for ticks. Other processes are
-unchanged.
+Python imports a module of this name at start-up. A benchmark puts this folder and the folder of the
+benchmarks on PYTHONPATH, and sets `loop_ticks.FOLDER_VARIABLE` to the folder for ticks. Other
+processes are unchanged.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Lists, in the last column of the table in docs/survival-cases.md, the tests of each case: the
-functions `test_case_NN_...`.
+"""Writes the tests of each case, which are the functions `test_case_NN_...`, into the last column
+of the table in docs/survival-cases.md.
 
 Usage: `python docs/tools/case_table.py`.
 """
@@ -39,12 +39,14 @@ def written_tests() -> Tests:
 
 
 def tests_of(cell: str) -> frozenset[tuple[str, str]]:
-    """Return the tests listed in a cell of the last column."""
+    """Return the (name, file) of each test listed in a cell of the last column."""
     return frozenset(_LINK.findall(cell))
 
 
 def listed_tests() -> Tests:
-    """Return the tests that the table lists; raise ValueError for a duplicate case number."""
+    """Return the tests that the table lists, by case number. Raises ValueError for a duplicate case
+    number.
+    """
     listed: dict[int, frozenset[tuple[str, str]]] = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         match = _ROW.fullmatch(line)
@@ -62,7 +64,7 @@ def cell_of(tests: frozenset[tuple[str, str]]) -> str:
 
 
 def rewritten(text: str, tests: Tests) -> str:
-    """Return `text`, a page with the table, with the last column listing `tests`."""
+    """Return the page `text`, in which the last column of the table lists `tests`."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         match = _ROW.fullmatch(line)

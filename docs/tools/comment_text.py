@@ -38,7 +38,7 @@ class CommentWriter:
         )
 
     def cell(self, comment: str) -> str:
-        """Return the comment as one line, for a table cell."""
+        """Return the comment on one line, with <br> between paragraphs, for a table cell."""
         return "<br>".join(self.line(block) for block in _split(comment))
 
     def line(self, text: str) -> str:

@@ -190,13 +190,14 @@ def _table(*heads: str) -> str:
 
 def contract_page(buf: str, protos: Path = REPOSITORY / "protos") -> str:
     """Return the page for the files below `protos`, compiled by the program at the path `buf`.
-    Raises CalledProcessError if they do not compile; ValueError if the page has no section for one.
+    Raises CalledProcessError if they do not compile; ValueError if the page has no section for one
+    of them, or if a message has nested types.
     """
     return PageWriter(read_contract(buf, protos)).page()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit code: 1 if it is not current, 2 without buf."""
+    """Write the page, or only check it; return the exit code: 1 for a stale page, 2 without buf."""
     parser = argparse.ArgumentParser(description="Write docs/contract.md from protos/.")
     parser.add_argument("--check", action="store_true", help="only say whether it is current")
     args = parser.parse_args(argv)

@@ -18,7 +18,7 @@ LABEL_WIDTH, VALUE_WIDTH, MARGIN = 96, 76, 14
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its label, its length as a value, and the value as displayed."""
+    """One bar: its label, the value that determines its length, and the value as displayed."""
 
     label: str
     value: float

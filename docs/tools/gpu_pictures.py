@@ -39,7 +39,9 @@ class Shape:
     head_dim: int
 
     def work(self, num_rows: int) -> tuple[float, float]:
-        """Return floating-point operations and bytes of a decode step."""
+        """Return the floating-point operations and bytes of a bfloat16 decode step of `num_rows`
+        rows.
+        """
         of_attention = 4 * self.num_heads * self.head_dim * self.num_layers * CONTEXT
         of_keys = 2 * self.num_kv_heads * self.head_dim * self.num_layers * CONTEXT
         num_flops = num_rows * (2 * self.num_weights + of_attention)
@@ -78,7 +80,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Maps values to positions in a picture; `log`: both axes are logarithmic."""
+    """Maps values to positions in a picture; `is_log`: both axes are logarithmic."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -137,7 +139,7 @@ def roofline(source: dict[str, Any]) -> str:
 
 
 def timeline(source: dict[str, Any]) -> str:
-    """Draw two steps: host activity in the upper row, device activity in the lower rows."""
+    """Draw two steps of each model: host activity in the upper row, device activity below it."""
     drawing = Drawing(WIDTH)
     drawing.text(LEFT, 24, "Two turns of decodes, by the profiler", size=15, is_bold=True)
     top = TOP + 20
@@ -175,7 +177,7 @@ def timeline(source: dict[str, Any]) -> str:
 
 
 def latency(source: dict[str, Any]) -> str:
-    """Draw throughput of the service over ITL, by number of streams."""
+    """Draw the service's throughput over its median ITL, one point for each number of streams."""
     drawing = Drawing(WIDTH)
     title = "Served: tokens/s over the median time between tokens"
     drawing.text(LEFT, 24, title, size=15, is_bold=True)
@@ -251,14 +253,14 @@ def _legend(drawing: Drawing, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def take_in(source: dict[str, Any], results: dict[str, Any]) -> None:
-    """Add the results of a run of benchmarks/gpu.py."""
+    """Add the results of a run of benchmarks/gpu.py to `source`; figures get five digits."""
     for found in results["figures"]:
         source["figures"][found["name"]] = float(f"{found['value']:.5g}")
     source["timelines"] |= results["timelines"]
 
 
 def main() -> None:
-    """Take in new results, then draw."""
+    """Add the results of the given files, then draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="*", type=Path, help="result files of benchmarks/gpu.py")
     source: dict[str, Any] = {"figures": {}, "timelines": {}}

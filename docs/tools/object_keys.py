@@ -16,7 +16,7 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """A key of a JSON object. `path`: its path from the outermost object, a dot before each key and
-    `[]` after a list; `values`, `default`, `text`: as users read them.
+    `[]` after a list; `values`, `default`, `text`: as displayed on the page.
     """
 
     path: str

@@ -1,6 +1,6 @@
 """SVG drawing for the pictures of docs/why-is-it-slow.md: shapes and text, no external resources.
 
-Light background, system fonts; also computes the ticks of a time axis.
+Pictures have a light background and use system fonts. Also computes the ticks of a time axis.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Drawing:
         )
 
     def svg(self, height: float, title: str) -> str:
-        """Return the whole picture."""
+        """Return the picture with this height, in pixels, and title."""
         box = f'viewBox="0 0 {self.width} {height:.0f}" width="{self.width}" height="{height:.0f}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="{FONT}" role="img">'
         ground = f'<rect width="{self.width}" height="{height:.0f}" fill="{GROUND}"/>'

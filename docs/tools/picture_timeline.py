@@ -91,7 +91,7 @@ class View:
 
 
 def timeline_of(trace: Mapping[str, Any]) -> Timeline:
-    """Sort the events of a trace file."""
+    """Return the events of a trace file, sorted by kind."""
     found = Timeline()
     for event in trace["traceEvents"]:
         at_s = float(event.get("ts", 0.0)) / 1e6
@@ -166,7 +166,7 @@ class _Picture:
             self._drawing.text(x + 16, 26, words, size=11, fill=QUIET)
 
     def _plan_rows(self) -> None:
-        """Place each track: engine, areas, slots, queue."""
+        """Assign a row to each track and label the rows: steps, counters, slots, queue."""
         drawing, y = self._drawing, 64.0
         self._rows.update((each.track, (y, 20.0)) for each in self._timeline.on(_STEPS))
         drawing.text(16, y + 14, "steps", size=11)
@@ -192,8 +192,8 @@ class _Picture:
         self._y = y
 
     def _lanes(self, lanes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the lanes to draw: the first ones, of which the last are replaced by lanes of
-        highlighted requests.
+        """Return the lanes of the queue to draw: all lanes with highlighted requests, and the first
+        of the others, up to `max_lanes`.
         """
         highlighted = {
             each.track for each in self._timeline.on(_QUEUE) if each.name in self._view.highlighted
@@ -243,7 +243,9 @@ class _Picture:
         self._fill(y, inside, colour)
 
     def _fill(self, y: float, course: Sequence[tuple[float, float, float]], colour: str) -> None:
-        """Fill the area under (time, value, top); each value applies until the next."""
+        """Fill the area under `course`: (time in seconds, value, value at full height); each value
+        applies until the next.
+        """
         if not course:
             return
         bottom = y + _AREA

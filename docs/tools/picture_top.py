@@ -64,7 +64,7 @@ _WINDOW_BAR = 18.0
 
 
 def top_svg(state: TopState) -> str:
-    """Return the frame that `penstock top --once` prints for this state."""
+    """Return the frame that `penstock top --once` prints for this state, as SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(frame_of(state, width=COLUMNS))
     drawn = console.export_svg(

@@ -26,7 +26,7 @@ PathInFile = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommentedFile:
-    """One file of the contract and its comments, by their position in it."""
+    """One file of the contract and its comments, by the path of the element that they describe."""
 
     descriptor: FileDescriptorProto
     comments: Mapping[PathInFile, str]

@@ -149,7 +149,7 @@ class Screen:
 
 def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: int) -> list[Frame]:
     """Return the frames, at least `FRAME_S` apart; waits longer than `max_wait_s` are shortened to
-    it.
+    that.
     """
     screen = Screen(columns=columns, rows=rows)
     found = [Frame(0.0, ())]
@@ -171,8 +171,8 @@ def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int) -> s
     """Return an SVG that shows the last frame and then plays all frames in a loop; with reduced
     motion, only the last frame.
 
-    It is as high as the frame with the most lines. The frames are stacked vertically; the animation
-    scrolls them in jumps past a window of the size of one frame.
+    The SVG is as high as the frame with the most lines. The frames are stacked vertically; the
+    animation scrolls them in jumps past a window of the size of one frame.
     """
     total_s = shown[-1].at_s + HOLD_S
     rows = max(_num_rows(frame) for frame in shown)

@@ -73,7 +73,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page's Markdown for the site: diagrams replaced by pictures, Markdown of GitHub
+    """Return the page's Markdown for the site: diagrams replaced by pictures, GitHub's Markdown
     adapted, links rewritten to paths on the site.
     """
     del config, files
@@ -101,8 +101,8 @@ def for_site(path: str, markdown: str) -> str:
 
 
 def with_pictures(path: str, markdown: str) -> str:
-    """Replace each Mermaid diagram in the Markdown of file `path` by its picture. Raises ValueError
-    if it has none in `PICTURES`.
+    """Return the Markdown of file `path` with each Mermaid diagram replaced by its picture. Raises
+    ValueError if it has none in `PICTURES`.
     """
     for block in blocks(markdown):
         if block.language == "mermaid":
@@ -115,7 +115,7 @@ def with_pictures(path: str, markdown: str) -> str:
 
 
 def as_github_reads_it(markdown: str) -> str:
-    """Rewrite Markdown that GitHub accepts and the site does not.
+    """Return the Markdown with what only GitHub accepts rewritten for the site.
 
     On GitHub a list may follow a paragraph without an empty line. Code in a table's cell writes a
     pipe as `\\|`, which the site would show with its backslash. A fence may have more than a

@@ -42,12 +42,13 @@ class Case:
 
     Attributes:
         options: Options of the service.
-        cure: Options of the second run, which override or extend these; `cured` is its name. Both
-            are empty without a second run.
+        cure: Options of the second run, which override or extend `options`.
+        cured: Name of the second run; empty if there is none.
+        cured_asks: Requests of the second run; if empty, the same as in the first.
         groups: Prefixes of request names whose clients are reported together.
-        queries: PromQL with its unit; `[5m]` is replaced by the duration of the run.
+        queries: Unit of each PromQL query; `[5m]` is replaced by the duration of the run.
         look_s, kill_s: Seconds after the start of the load at which `penstock top` is captured, and
-            at which the engine is killed; None: never.
+            at which the engine is killed (None: never).
         has_...: Whether the page has these pictures in addition to the first timeline.
         logged: Words that select the log lines to include.
     """

@@ -1,9 +1,9 @@
 """Creates the pictures and figures of docs/why-is-it-slow.md from real runs.
 
-Each case runs twice, first without and then with the settings that the page recommends, on
-`penstock serve` together with Prometheus and `penstock top`. Pictures are written to docs/pictures;
-figures from the clients, Prometheus and `penstock timeline` replace the text between the page's
-marker comments.
+Each case runs first without and then with the settings that the page recommends, if there are any,
+on `penstock serve` together with Prometheus and `penstock top`. Pictures are written to
+docs/pictures; figures from the clients, Prometheus and `penstock timeline` replace the text between
+the page's marker comments.
 
     python docs/tools/slow_pictures.py [--only CASE]...
 """
@@ -71,7 +71,7 @@ class Load(threading.Thread):
         self.answers: list[Seen] = []
 
     def run(self) -> None:
-        """Send the requests and keep what the clients saw."""
+        """Send the requests and store their results."""
         self.answers = asyncio.run(self._drive())
 
     async def _drive(self) -> list[Seen]:
@@ -89,7 +89,7 @@ class Load(threading.Thread):
 
 
 def run_case(case: Case, *, is_cured: bool, home: Path) -> Run:
-    """Run a case once. Raises RunFailed."""
+    """Run a case once; return the results. Raises RunFailed."""
     options = case.cured_options if is_cured else case.all_options
     asks = case.cured_asks if is_cured and case.cured_asks else case.asks
     flights = home / "flights"
@@ -142,7 +142,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
 
 
 def _take_flight(file: Path, found: Run, home: Path) -> None:
-    """Store the flight recording as `penstock timeline` renders it."""
+    """Store the trace and the summary that `penstock timeline` creates from a flight recording."""
     output = home / "timeline.json"
     command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)

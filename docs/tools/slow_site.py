@@ -59,7 +59,9 @@ class Prometheus:
         )
 
     def ask(self, query: str) -> dict[str, float]:
-        """Return the current values of a query by their labels; empty without data."""
+        """Return the current values of a query by their labels; empty without data. Raises
+        RunFailed for an invalid query.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         try:
             words = urllib.parse.urlencode({"query": query})
@@ -80,7 +82,7 @@ class Prometheus:
         }
 
     def until_scraped(self) -> None:
-        """Wait for the first scrape."""
+        """Wait for the first scrape. Raises RunFailed if there is none within a minute."""
         give_up_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up_s:
             with contextlib.suppress(ConnectionError, json.JSONDecodeError):
@@ -97,8 +99,9 @@ class Prometheus:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """The results of one run. `trace`: the file of `penstock timeline`; `summary`: its printed
-    output."""
+    """The results of one run. `trace` and `summary`: the file that `penstock timeline` writes, and
+    the text that it prints. `values`: by query, then by labels.
+    """
 
     answers: list[Seen] = field(default_factory=list[Seen])
     values: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -149,7 +152,7 @@ def figures_of(answers: Sequence[Seen], prefix: str) -> str:
     """Format TTFT, longest gap and E2E latency as median (worst) of the clients with this name
     prefix.
 
-    Includes the errors, if any.
+    Includes the number of errors by reason, if any.
     """
     its = [each for each in answers if each.name.startswith(prefix)]
     ends = [each.end for each in its]

@@ -14,7 +14,7 @@ _FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 class Canvas:
-    """One picture. Units are pixels, from the upper left corner."""
+    """One picture. Coordinates are pixels from the upper left corner."""
 
     def __init__(self, title: str, width: int, height: int) -> None:
         self._parts = [

@@ -1,4 +1,4 @@
-"""Writes docs/telemetry.md: every metric and every attribute of a trace, from their tables."""
+"""Writes docs/telemetry.md, a list of all metrics and trace attributes, from their declarations."""
 
 from pathlib import Path
 

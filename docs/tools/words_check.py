@@ -1,8 +1,9 @@
-"""Check the words of the documentation: `python docs/tools/words_check.py [--count] [FILE ...]`.
+"""Checks the words of the documentation and the code: `python docs/tools/words_check.py [--count]
+[FILE ...]`.
 
-Contains the markers of unclear prose with their replacements. Checks Markdown without code,
-comments, strings and identifiers of Python files, comments of proto files and Makefiles, and the
-whole text of other files, so that names in other languages are also checked.
+Contains the markers of unclear prose (regular expressions) with their replacements. Checks Markdown
+without code, comments, strings and identifiers of Python files, comments of proto files and
+Makefiles, and the whole text of other files, so that names in other languages are also checked.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def _checked() -> list[Path]:
 
 
 def main() -> int:
-    """Print each marker, or with `--count` the number of words and markers of each file; return 1
-    if there are markers.
+    """Print each marker, or with `--count` the number of words and markers of each file; return
+    whether markers were printed, as the exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", action="store_true", help="words and markers, file by file")

@@ -43,13 +43,13 @@ def test_package_exports_everything_that_is_generated() -> None:
     assert set(v1.__all__) == expected
 
 
-def test_no_rpc_shares_its_messages() -> None:
+def test_no_two_rpcs_share_a_message_type() -> None:
     names = list(rpc_messages())
 
     assert sorted(names) == sorted(set(names))
 
 
-def test_only_data_of_chat_templates_is_open() -> None:
+def test_only_chat_template_data_is_free_form() -> None:
     loose = [
         field.full_name
         for message in MESSAGES
@@ -69,7 +69,7 @@ def test_only_data_of_chat_templates_is_open() -> None:
     ]
 
 
-def test_fields_of_model_answers_can_be_unset() -> None:
+def test_fields_of_model_responses_can_be_unset() -> None:
     silent = [
         field.full_name
         for message in (v1.ModelLimits, v1.ModelFeatures, v1.KeepalivePolicy)
@@ -109,6 +109,6 @@ def test_limits_named_in_comments_exist() -> None:
     assert named <= limits
 
 
-def test_frequent_fields_take_one_byte_tags() -> None:
+def test_frequent_fields_have_one_byte_tags() -> None:
     for message in (v1.GenerateRequest, v1.GenerateResponse, v1.TokenDelta, v1.TokenRecord):
         assert all(field.number <= 15 for field in message.DESCRIPTOR.fields), message

@@ -60,7 +60,7 @@ def test_package_loads_nothing_heavy(package: str, unwanted: set[str]) -> None:
     ],
     ids=["client", "bench"],
 )
-def test_the_program_needs_no_package_of_another_extra(
+def test_the_program_imports_no_package_of_another_extra(
     arguments: list[str], installed: set[str], package: str
 ) -> None:
     absent = SERVER | HEAVY | {"grpc_channelz", "grpc_reflection", "msgspec", "rich", "uvloop"}

@@ -23,7 +23,7 @@ PORTIONS = {
 
 
 @pytest.mark.parametrize("root", PORTIONS)
-def test_namespace_holds_exactly_its_portions(root: str) -> None:
+def test_the_namespace_has_exactly_the_known_portions(root: str) -> None:
     entries = {
         entry.name
         for entry in (REPOSITORY / root / "penstock").iterdir()
@@ -52,7 +52,7 @@ def test_every_folder_with_modules_is_a_package(root: str) -> None:
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 
-def test_tests_are_no_packages() -> None:
+def test_test_folders_are_not_packages() -> None:
     found = (REPOSITORY / "tests").rglob("__init__.py")
     # A folder that replaces an installed package is itself a package.
     assert [path for path in found if REPOSITORY / "tests" / "fakes" not in path.parents] == []

@@ -32,7 +32,7 @@ def is_allowed(name: str) -> bool:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=[module.stem for module in MODULES])
-def test_scheduler_imports_only_what_is_pure(module: Path) -> None:
+def test_the_scheduler_imports_only_pure_modules(module: Path) -> None:
     imported = set(imports_of(module.read_text(encoding="utf-8")))
 
     assert {name for name in imported if not is_allowed(name)} == set()

@@ -8,7 +8,7 @@ from penstock.scheduler.state import TRANSITIONS
 README = Path(__file__).parents[2] / "scheduler" / "README.md"
 
 
-def test_the_diagram_is_the_table() -> None:
+def test_the_diagram_equals_the_transition_table() -> None:
     drawn = set(re.findall(r"^ +(\w+) --> (\w+): (\w+)$", README.read_text("utf-8"), re.M))
     table = {
         (state.name, target.name, event.name)

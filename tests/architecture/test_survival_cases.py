@@ -18,7 +18,7 @@ def test_the_table_has_every_case_once_and_in_order() -> None:
     assert list(case_table.listed_tests()) == list(ALL)
 
 
-def test_the_table_names_the_tests_there_are() -> None:
+def test_the_table_lists_the_existing_tests() -> None:
     reported, written = case_table.listed_tests(), case_table.written_tests()
     wrong = {
         number: (sorted(reported[number]), sorted(written.get(number, ())))

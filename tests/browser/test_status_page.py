@@ -49,7 +49,7 @@ def harness(tmp_path: Path) -> Iterator[PageHarness]:
     made.server.close()
 
 
-def test_it_shows_the_service_and_keeps_asking(harness: PageHarness) -> None:
+def test_the_page_shows_the_status_and_polls_it(harness: PageHarness) -> None:
     waiting = request_view(
         request_id="late-one", state="PENDING", phase="queue", waits_for="TOKEN_BUDGET",
         queue_position=2, tenant="borealis", age_s=0.25,
@@ -81,7 +81,7 @@ def test_it_shows_the_service_and_keeps_asking(harness: PageHarness) -> None:
     assert left.console == ()
 
 
-def test_what_clients_wrote_is_text_and_nothing_else(harness: PageHarness) -> None:
+def test_text_from_clients_is_escaped(harness: PageHarness) -> None:
     scripts = (
         "<script>document.title='run'</script>",
         "<img src=x onerror=\"document.title='run'\">",
@@ -103,7 +103,7 @@ def test_what_clients_wrote_is_text_and_nothing_else(harness: PageHarness) -> No
         assert hostile in left.text
 
 
-def test_a_lost_service_is_seen_to_be_lost(harness: PageHarness) -> None:
+def test_a_lost_service_is_shown_as_lost(harness: PageHarness) -> None:
     def go_away() -> bytes:
         if harness.num_asked == 3:
             threading.Thread(target=harness.server.close).start()
@@ -120,7 +120,7 @@ def test_a_lost_service_is_seen_to_be_lost(harness: PageHarness) -> None:
     assert "request-1" in left.text
 
 
-def test_it_finds_the_service_again(harness: PageHarness) -> None:
+def test_the_page_recovers_when_the_service_is_back(harness: PageHarness) -> None:
     def come_back() -> bytes:
         if 2 <= harness.num_asked <= 4:
             raise OperationsError("not now")
@@ -137,7 +137,7 @@ def test_it_finds_the_service_again(harness: PageHarness) -> None:
     assert any("503" in line for line in left.console)
 
 
-def test_it_states_what_is_wrong(harness: PageHarness) -> None:
+def test_the_page_shows_an_error_of_the_status(harness: PageHarness) -> None:
     harness.status = lambda: status_json(
         snapshot(is_up=False, mean_step_s=None), (), "the engine is down"
     )

@@ -78,7 +78,7 @@ def seen(connection: h2.RawConnection, num_sent: int) -> Seen:
 
 
 async def rapid_reset(address: str, num: int = 20_000) -> Seen:
-    """Open complete calls and reset each at once, as fast as the socket allows."""
+    """Open complete calls and reset each at once, as fast as the connection window allows."""
     data = request(4)
     async with h2.raw_connection(address) as connection:
         num_sent = 0
@@ -198,7 +198,7 @@ async def huge_metadata(address: str, num: int = 200) -> Seen:
 
 
 async def huge_messages(address: str, num: int = 20) -> Seen:
-    """Send messages of one octet more than is allowed, and some that declare 4 GiB."""
+    """Declare messages of one octet more than allowed or of 4 GiB; send 1,000 octets of each."""
     async with h2.raw_connection(address) as connection:
         for stream in range(1, 2 * num, 2):
             claim = b"\0" + ((4 << 20) + 1 if stream % 4 == 1 else 2**32 - 1).to_bytes(4, "big")

@@ -217,7 +217,7 @@ class Load:
                 await self._pause(5.0)
 
     async def canary(self) -> tuple[str, float | None]:
-        """Send one of the repeated prompts; return as `send` does."""
+        """Send one of the repeated prompts; return what `send` returns."""
         self._num_canaries += 1
         prompt = self._reference.canary(self._num_canaries)
         return await self.send(self.resuming, Kind.CANARY, prompt, CANARY_TOKENS)
@@ -336,7 +336,7 @@ class _Received:
             self._end = event
 
     def outcome(self) -> str:
-        """Return what is missing in a stream that ended without an error."""
+        """Return what is missing in a stream that ended without an error, "" if it is complete."""
         if self._end is None:
             return "no end"
         (output,) = self._end.outputs

@@ -51,7 +51,7 @@ async def client(address: str) -> AsyncGenerator[asyncio.subprocess.Process]:
         await process.communicate()
 
 
-async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
+async def test_case_07_a_stopped_client_is_detected(text: ModelText) -> None:
     keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=5.0)
     # Only pings can detect it: no stream has unread data for long enough to be cut.
     config = FrontConfig(max_reader_stall_s=3600.0, max_backlog_tokens=10**9)

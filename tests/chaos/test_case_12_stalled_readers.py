@@ -30,7 +30,9 @@ FAST = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.002}}'
         (("--max-reader-stall-s", "0.5"), "blocked for"),
     ],
 )
-async def test_case_12_a_reader_that_stops_is_cut(limit: tuple[str, str], word: str) -> None:
+async def test_case_12_the_stream_of_a_stopped_reader_is_closed(
+    limit: tuple[str, str], word: str
+) -> None:
     async with besieged(*FAST, *limit) as siege:
         async with (
             siege.service.channel() as channel,
@@ -50,7 +52,7 @@ async def test_case_12_a_reader_that_stops_is_cut(limit: tuple[str, str], word: 
         await siege.until_calm()
 
 
-async def test_case_13_streams_with_a_window_of_zero_are_cut() -> None:
+async def test_case_13_streams_with_a_zero_window_are_closed() -> None:
     options = ("--max-reader-stall-s", "0.5", "--max-num-seqs", "256", "--num-blocks", "20000")
     async with besieged(*options) as siege:
         before_mib = siege.rss_mib()

@@ -39,7 +39,7 @@ async def test_case_20_a_drain_with_requests_that_run_and_that_wait() -> None:
         assert await service.ended() == 0
 
 
-async def test_case_21_a_stream_longer_than_the_grace() -> None:
+async def test_case_21_a_stream_longer_than_the_drain_grace() -> None:
     async with started(*simulated(), "--drain-grace-s", "0.3") as service:
         async with service.channel() as channel:
             long = Stream(channel, LONG)
@@ -53,7 +53,7 @@ async def test_case_21_a_stream_longer_than_the_grace() -> None:
         assert not [line for line in service.stderr if "integrity check failed" in line]
 
 
-async def test_case_22_an_open_health_watch_and_a_collector_that_is_dead() -> None:
+async def test_case_22_an_open_health_watch_and_a_dead_collector_do_not_block_a_drain() -> None:
     with socket.create_server(("127.0.0.1", 0)) as collector:  # takes connections, never answers
         arguments = [
             *simulated(),
@@ -69,7 +69,7 @@ async def test_case_22_an_open_health_watch_and_a_collector_that_is_dead() -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_case_23_the_second_signal_ends_it_at_once(number: signal.Signals) -> None:
+async def test_case_23_a_second_signal_ends_the_service_at_once(number: signal.Signals) -> None:
     arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
     async with started(*arguments) as service, service.channel() as channel:
         children = [await service.next_pid(role) for role in ("engine", "front")]
@@ -108,7 +108,7 @@ async def test_a_drain_does_not_wait_for_an_engine_without_waiting_requests() ->
         assert await service.ended() == 0
 
 
-async def test_a_front_that_dies_as_the_drain_begins_is_no_bad_end() -> None:
+async def test_a_front_that_dies_as_the_drain_begins_does_not_fail_the_drain() -> None:
     arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", FOR_EVER_S]
     async with started(*arguments) as service:
         front = await service.next_pid("front")

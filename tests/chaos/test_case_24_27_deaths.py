@@ -43,7 +43,7 @@ async def test_case_24_without_replay_every_stream_ends_when_the_engine_is_kille
         assert await service.ended() == 0
 
 
-async def test_case_25_a_stopped_engine_is_found_killed_and_followed() -> None:
+async def test_case_25_a_stopped_engine_is_detected_killed_and_replaced() -> None:
     arguments = [*simulated(), "--engine-hang-s", "5"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(1)
@@ -58,7 +58,7 @@ async def test_case_25_a_stopped_engine_is_found_killed_and_followed() -> None:
         assert [one.num_tokens for one in running] == [150] * 8
 
 
-async def test_case_25_an_engine_that_sticks_in_a_step_is_found_too() -> None:
+async def test_case_25_an_engine_that_hangs_in_a_step_is_detected() -> None:
     fault = {"kind": "hang", "at_step": 40}
     arguments = [*simulated(faults=[fault]), "--engine-hang-s", "5", "--max-replays", "0"]
     async with started(*arguments) as service, service.channel() as channel:
@@ -68,7 +68,7 @@ async def test_case_25_an_engine_that_sticks_in_a_step_is_found_too() -> None:
         assert await service.next_pid("engine") != engine
 
 
-async def test_a_hung_front_is_killed_and_followed() -> None:
+async def test_a_hung_front_is_killed_and_replaced() -> None:
     arguments = [*simulated(), "--fronts", "2", "--front-hang-s", "5"]
     async with started(*arguments) as service:
         _, fronts = await service.next_pids(2)
@@ -82,7 +82,7 @@ async def test_a_hung_front_is_killed_and_followed() -> None:
         await asyncio.gather(*(channel.close() for channel in channels))
 
 
-async def test_case_26_an_engine_that_keeps_dying_ends_the_service_and_every_stream() -> None:
+async def test_case_26_repeated_engine_deaths_end_the_service_and_every_stream() -> None:
     # The engine dies at its step 30 with any requests: none is responsible.
     fault = {"kind": "process_exits", "at_step": 30, "exit_code": 9}
     arguments = [*simulated(faults=[fault]), "--max-replays", "16", "--fronts", "2"]
@@ -109,7 +109,7 @@ async def test_case_27_a_killed_front_ends_its_streams_and_leaves_the_engine_cle
             os.kill(fronts[0], signal.SIGKILL)
             outcomes = await asyncio.gather(*(one.outcome() for one in running))
             assert outcomes == [UNAVAILABLE] * 16
-        await service.until_logged("front 1 is lost, its 16 requests are cancelled")
+        await service.until_logged("front 1 is lost, cancelled requests: 16")
         assert await service.next_pid("front") not in fronts
         async with service.channel() as channel:
             assert await health_of(channel) == SERVING
@@ -148,7 +148,7 @@ async def test_with_replay_running_and_waiting_requests_continue() -> None:
         assert (running.num_tokens, waiting.num_tokens) == (100, 20)
 
 
-async def test_an_executor_that_dies_by_itself_is_followed_by_another() -> None:
+async def test_an_executor_that_dies_by_itself_is_replaced() -> None:
     fault = {"kind": "executor_dies", "at_output": 5}
     arguments = [*simulated(faults=[fault]), *NO_REPLAY]
     async with started(*arguments) as service, service.channel() as channel:
@@ -160,7 +160,7 @@ async def test_an_executor_that_dies_by_itself_is_followed_by_another() -> None:
         assert await Stream(channel, 3).outcome() is OK
 
 
-async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
+async def test_a_killed_front_ends_only_its_own_streams() -> None:
     async with started(*simulated(), "--fronts", "2") as service:
         _, fronts = await service.next_pids(2)
         # Connections spread over the fronts by their port numbers: with sixteen, each has some.
@@ -174,7 +174,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         assert outcomes.count(OK) == 16 - num_lost
 
         # The engine forgets the dead front's requests; another front takes its place.
-        await service.until_logged(f"is lost, its {num_lost} requests are cancelled")
+        await service.until_logged(f"is lost, cancelled requests: {num_lost}")
         assert await service.next_pid("front") not in fronts
         again = [Stream(channel, 3) for channel in channels]
         outcomes = await asyncio.gather(*(one.outcome() for one in again))
@@ -188,7 +188,7 @@ def is_folder(path: Path) -> bool:
     return path.is_dir()
 
 
-async def test_case_27_nothing_outlives_a_killed_supervisor() -> None:
+async def test_case_27_no_process_outlives_a_killed_supervisor() -> None:
     async with started(*simulated(), "--fronts", "2") as service, service.channel() as channel:
         engine, fronts = await service.next_pids(2)
         running = Stream(channel, LONG)

@@ -69,8 +69,8 @@ async def read(client: Client, number: int, events: list[Event], news: asyncio.E
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event]]:
-    """Run all streams to their end; kill the engine each time that the first stream has the next of
-    the token counts in `kills`.
+    """Run all streams to their end; return the events of each. Kill the engine each time that the
+    first stream reaches the next number of tokens in `kills`.
     """
     reported: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
     news = asyncio.Event()
@@ -90,7 +90,7 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event
     return reported
 
 
-async def test_case_24_killed_engines_cost_a_pause_and_nothing_else() -> None:
+async def test_case_24_killed_engines_only_delay_streams() -> None:
     async with started(*simulated(), "--fronts", "2", "--max-num-seqs", "24") as service:
         # The fifth death within a minute makes the service give up.
         disturbed = await all_streams(service, KILLED_AT)
@@ -106,7 +106,7 @@ async def test_case_24_killed_engines_cost_a_pause_and_nothing_else() -> None:
         assert await service.ended() == 0
 
 
-async def test_case_24_one_answer_and_many_over_one_call_live_on_too() -> None:
+async def test_case_24_unary_and_multiplexed_requests_survive_killed_engines() -> None:
     async with (
         started(*simulated()) as service,
         Client(service.address, retry=NO_RETRY) as client,

@@ -119,7 +119,7 @@ async def test_a_service_that_drains_does_not_wait_for_unread_streams() -> None:
         assert await service.ended() == 0
 
 
-async def test_no_parked_request_is_lost_to_kills_during_hand_overs() -> None:
+async def test_kills_during_transfers_lose_no_detached_request() -> None:
     async with started(*simulated(), "--fronts", "2") as service:
         engine = await service.next_pid("engine")
         reported: list[list[Event]] = [[] for _ in range(NUM_REQUESTS)]

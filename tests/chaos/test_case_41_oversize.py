@@ -21,7 +21,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.mark.parametrize(
     "attack", [attacks.huge_messages, attacks.compression_bomb, attacks.huge_metadata]
 )
-async def test_case_41_what_is_too_large_is_rejected(attack: attacks.Attack) -> None:
+async def test_case_41_oversized_messages_are_rejected(attack: attacks.Attack) -> None:
     async with besieged() as siege:
         async with siege.probed() as probe:
             await attack(siege.address, 2)
@@ -51,12 +51,12 @@ async def most_mib_while(siege: Siege, path: str, *, extra: bytes = b"") -> floa
 
 
 @pytest.mark.parametrize("path", [attacks.GENERATE, attacks.ONCE, HEALTH])
-async def test_case_41_messages_that_are_half_sent_take_little_memory(path: str) -> None:
+async def test_case_41_incomplete_messages_take_little_memory(path: str) -> None:
     async with besieged() as siege:
         assert await most_mib_while(siege, path) < MAX_HALF_MIB
 
 
-async def test_case_41_nothing_is_taken_from_unauthenticated_callers(tmp_path: Path) -> None:
+async def test_case_41_messages_of_unauthenticated_callers_are_not_buffered(tmp_path: Path) -> None:
     premises = Premises(tmp_path)
     premises.tokens()
     async with besieged("--policy-file", str(premises.policy_file)) as siege:

@@ -62,7 +62,7 @@ async def test_case_42_floods_affect_no_other_client() -> None:
         await siege.until_within(before_mib + MAX_GROWTH_MIB)
 
 
-async def test_case_42_one_connection_holds_so_many_calls_and_no_more() -> None:
+async def test_case_42_the_calls_of_a_connection_are_limited() -> None:
     async with besieged() as siege:
         seen = await attacks.open_and_hang(siege.address, 5000)
         assert seen.num_resets == 5000 - MAX_CONCURRENT_STREAMS

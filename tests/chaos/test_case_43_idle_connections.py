@@ -14,7 +14,7 @@ from support.patience import PATIENCE_S
 from support.service import Stream
 
 
-async def test_case_43_idle_connections_and_half_handshakes_are_dropped() -> None:
+async def test_case_43_idle_connections_and_incomplete_handshakes_are_closed() -> None:
     async with besieged("--handshake-timeout-s", "5") as siege:
         async with siege.probed() as probe:
             seen = await attacks.idle_connections(siege.address, 1000)
@@ -36,7 +36,9 @@ async def test_case_43_settings_that_are_never_acknowledged_end_the_connection()
 
 
 @pytest.mark.parametrize(("max_connections", "is_room"), [(20, False), (2000, True)])
-async def test_case_43_connections_have_a_bound(max_connections: int, is_room: bool) -> None:
+async def test_case_43_the_number_of_connections_is_limited(
+    max_connections: int, is_room: bool
+) -> None:
     options = ("--max-connections", str(max_connections), "--handshake-timeout-s", "60")
     async with besieged(*options) as siege:
         async with h2.silent_sockets(siege.address, [b""] * 40) as sockets:

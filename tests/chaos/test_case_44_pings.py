@@ -22,7 +22,7 @@ EVERY_SECOND = (
 )
 
 
-async def test_case_44_a_client_that_pings_all_the_time_is_turned_out() -> None:
+async def test_case_44_a_client_that_pings_too_often_is_disconnected() -> None:
     async with (
         besieged() as siege,
         siege.probed() as probe,
@@ -37,7 +37,7 @@ async def test_case_44_a_client_that_pings_all_the_time_is_turned_out() -> None:
     assert probe.num_errors == 0
 
 
-async def test_case_44_the_documented_interval_decides(text: ModelText) -> None:
+async def test_case_44_the_documented_ping_interval_is_enforced(text: ModelText) -> None:
     tolerant = KeepaliveConfig(min_client_ping_interval_s=0.05)
     async with (
         serving(text) as strict_front,

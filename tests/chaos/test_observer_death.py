@@ -26,7 +26,7 @@ from support.service import Stream, simulated, started
 NUM_STREAMS = 16
 
 
-async def test_streams_do_not_notice_a_killed_observer_and_the_next_receives_them() -> None:
+async def test_a_killed_observer_does_not_affect_streams_and_the_next_one_receives_them() -> None:
     async with observed(*simulated(), "--fronts", "2") as (service, operations):
         observer = await service.next_pid("observer")
         async with service.channel() as channel:
@@ -52,7 +52,7 @@ async def test_streams_do_not_notice_a_killed_observer_and_the_next_receives_the
         assert await service.ended() == 0
 
 
-async def test_a_stopped_observer_blocks_no_front_and_receives_all_later() -> None:
+async def test_a_stopped_observer_blocks_no_front_and_receives_everything_later() -> None:
     async with observed(*simulated(), "--fronts", "1") as (service, operations):
         observer = await service.next_pid("observer")
         os.kill(observer, signal.SIGSTOP)
@@ -79,7 +79,7 @@ async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
 
 
 @pytest.mark.parametrize("grace_s", ["0.2", "60"])
-async def test_an_observer_that_does_not_end_is_ended(grace_s: str) -> None:
+async def test_an_observer_that_does_not_exit_is_killed(grace_s: str) -> None:
     arguments = [*simulated(), "--fronts", "1", "--drain-grace-s", grace_s, *DOORS]
     async with started(*arguments) as service:
         os.kill(await service.next_pid("observer"), signal.SIGSTOP)
@@ -88,7 +88,7 @@ async def test_an_observer_that_does_not_end_is_ended(grace_s: str) -> None:
         assert [line for line in service.stderr if "the observer did not end in time" in line]
 
 
-async def test_a_collector_that_hangs_holds_up_neither_streams_nor_the_end() -> None:
+async def test_a_hung_collector_delays_neither_streams_nor_shutdown() -> None:
     with grpc_receiver(Mode.HANGING) as collector:
         arguments = [*simulated(), "--otlp-endpoint", collector.endpoint, "--fronts", "1"]
         async with observed(*arguments) as (service, operations):
@@ -102,7 +102,7 @@ async def test_a_collector_that_hangs_holds_up_neither_streams_nor_the_end() -> 
             assert not [line for line in service.stderr if "did not end in time" in line]
 
 
-async def test_the_last_steps_of_a_killed_engine_are_written_down(tmp_path: Path) -> None:
+async def test_the_last_steps_of_a_killed_engine_are_written_to_a_file(tmp_path: Path) -> None:
     # Without an observer: the recorder is always on.
     options = ("--flight-folder", str(tmp_path), "--max-replays", "0")
     async with started(*simulated(), *options) as service:
@@ -125,14 +125,14 @@ async def test_the_last_steps_of_a_killed_engine_are_written_down(tmp_path: Path
         assert flight_files(tmp_path) == [path], "an engine that was told to end leaves nothing"
 
 
-async def test_sigusr1_writes_the_flight_record_and_is_in_the_way_of_nothing(
+async def test_sigusr1_writes_the_flight_record_and_interrupts_nothing(
     tmp_path: Path,
 ) -> None:
     async with started(*simulated(), "--flight-folder", str(tmp_path)) as service:
         async with service.channel() as channel:
             assert await Stream(channel, 7).outcome() is grpc.StatusCode.OK
         service.signal(signal.SIGUSR1)
-        path = await logged_path(service, "flight record (asked)")
+        path = await logged_path(service, "flight record (requested)")
         recording = FlightReader(path).recording()
         assert recording.totals["num_output_tokens"] == 7
         service.signal(signal.SIGUSR1)

@@ -34,7 +34,8 @@ def engine_conduct(
     """Return the environment for `support.service`. `folder`: an empty one, where workers report.
 
     `worker`: a child of the engine, a detached one, one that also ignores SIGTERM, or a detached
-    one with children. Each holds a lock that the next engine's worker needs.
+    one with children. Each holds a lock that the next engine's worker needs. `load`: how loading
+    the model ends; with "sticks" it hangs from the engine number `sticks_from_life` on.
     """
     conduct = {
         "folder": str(folder),
@@ -172,7 +173,7 @@ async def test_a_failed_load_is_one_line_and_leaves_no_worker(
         assert entry_of(worker) is None
 
 
-async def test_a_signal_ends_a_load_that_is_stuck_in_foreign_code(folder: Path) -> None:
+async def test_a_signal_ends_a_load_that_hangs_in_native_code(folder: Path) -> None:
     environment = engine_conduct(folder, "detached", "sticks")
     arguments = [*simulated(), "--drain-grace-s", "600"]
     async with launched(*arguments, environment=environment) as service:
@@ -183,7 +184,7 @@ async def test_a_signal_ends_a_load_that_is_stuck_in_foreign_code(folder: Path) 
         assert entry_of(worker) is None
 
 
-async def test_a_signal_ends_a_later_load_that_is_stuck_too(folder: Path) -> None:
+async def test_a_signal_ends_a_later_load_that_hangs(folder: Path) -> None:
     environment = engine_conduct(folder, "detached", "sticks", sticks_from_life=2)
     arguments = [*simulated(), "--drain-grace-s", "600"]
     async with started(*arguments, environment=environment) as service:
@@ -207,7 +208,7 @@ exec "$@"
 """
 
 
-async def test_what_is_not_the_engines_stays(folder: Path) -> None:
+async def test_processes_of_others_are_not_killed(folder: Path) -> None:
     environment = engine_conduct(folder, "detached")
     through = ["sh", "-c", ENTRYPOINT, str(folder)]
     foreign_pids: list[int] = []

@@ -35,7 +35,7 @@ async def texts(channel: grpc.aio.Channel, prompts: Sequence[int], num: int) -> 
     return [one.text for one in streams]
 
 
-async def test_a_request_that_kills_the_engine_twice_is_rejected_and_all_others_live_on() -> None:
+async def test_a_request_that_kills_the_engine_twice_is_rejected_and_the_others_continue() -> None:
     arguments = [*deadly("process_exits", 5), "--fronts", "2"]
     async with started(*arguments) as service:
         channels = [service.channel() for _ in range(4)]
@@ -57,7 +57,7 @@ async def test_a_request_that_kills_the_engine_twice_is_rejected_and_all_others_
         await asyncio.gather(*(channel.close() for channel in channels))
 
 
-async def test_a_request_that_hangs_the_engine_twice_is_rejected_and_all_others_live_on() -> None:
+async def test_a_request_that_hangs_the_engine_twice_is_rejected_and_the_others_continue() -> None:
     arguments = [*deadly("hang", 3), "--engine-hang-s", "5"]
     async with started(*arguments) as service, service.channel() as channel:
         innocent = [Stream(channel, 150, first) for first in range(4)]
@@ -67,7 +67,7 @@ async def test_a_request_that_hangs_the_engine_twice_is_rejected_and_all_others_
         assert [one.num_tokens for one in innocent] == [150] * 4
 
 
-async def test_new_requests_do_not_wait_for_trials() -> None:
+async def test_new_requests_do_not_wait_for_probation() -> None:
     arguments = deadly("executor_dies", 0)
     async with started(*arguments) as service, service.channel() as channel:
         others = [Stream(channel, 300, first) for first in range(4)]

@@ -38,7 +38,7 @@ class Load:
         self._is_over = True
 
 
-async def test_a_rolling_restart_costs_no_request() -> None:
+async def test_a_rolling_restart_fails_no_request() -> None:
     arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "30"]
     async with started(*arguments) as service:
         engine, fronts = await service.next_pids(2)
@@ -70,13 +70,13 @@ async def test_a_rolling_restart_costs_no_request() -> None:
         assert await service.ended() == 0
 
 
-async def test_a_drain_breaks_a_rolling_restart_off() -> None:
+async def test_a_drain_aborts_a_rolling_restart() -> None:
     arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "600"]
     async with started(*arguments) as service, service.channel() as channel:
         running = Stream(channel, 100)
         await running.until_running()
         service.signal(signal.SIGUSR2)
-        await service.until_logged("rolling restart: front 1")
+        await service.until_logged("rolling restart: replacing front 1")
         service.signal(signal.SIGUSR2)
         await service.until_logged("a rolling restart is under way already")
         service.signal(signal.SIGTERM)
@@ -84,7 +84,7 @@ async def test_a_drain_breaks_a_rolling_restart_off() -> None:
         assert await service.ended() == 0
 
 
-async def test_without_replay_the_engine_stays() -> None:
+async def test_without_replay_the_engine_is_not_replaced() -> None:
     arguments = [*simulated(), "--fronts", "1", "--max-replays", "0"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, fronts = await service.next_pids(1)

@@ -169,7 +169,7 @@ def _open_files() -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("policy", list(CapacityPolicy))
-def test_nothing_is_left_of_thousands_of_requests(
+def test_thousands_of_requests_leave_no_resources_in_use(
     tmp_path: Path, fake_trtllm: None, policy: CapacityPolicy, record_property: Any
 ) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", "1"))

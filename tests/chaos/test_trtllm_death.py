@@ -43,7 +43,7 @@ class Site:
         self._mark = str(lifetime_s).encode()
 
     def workers(self) -> set[int]:
-        """Return the live processes that engines of this service started."""
+        """Return the pids of the live processes that engines of this service started."""
         found: set[int] = set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -116,7 +116,7 @@ async def check_lost(*streams: Stream) -> None:
 
 
 async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
-    """Check that the next engine serves, and stops cleanly."""
+    """Check that the next engine serves a request, and that the service stops with exit code 0."""
     await until_health(channel, SERVING)
     assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK
     assert len(site.workers()) == 1
@@ -160,14 +160,14 @@ async def until_loading(site: Site) -> int:
                 return pid
 
 
-async def test_a_build_that_fails_is_one_line() -> None:
+async def test_a_failed_build_is_reported_in_one_line() -> None:
     async with serving(build_error="CUDA out of memory") as site:
         assert await site.service.ended() == 2
         assert "CUDA out of memory" in site.service.stderr[-1]
         assert not any("Traceback" in line for line in site.service.stderr)
 
 
-async def test_a_later_load_that_is_killed_is_followed_by_another() -> None:
+async def test_a_later_load_that_is_killed_is_retried() -> None:
     async with serving(load_s=0.5) as site, running_streams(site) as (channel, streams):
         os.kill(site.engine_pid(), signal.SIGKILL)
         await check_lost(*streams)
@@ -233,7 +233,7 @@ async def test_greedy_requests_of_a_killed_engine_continue_in_the_next() -> None
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
-async def test_a_worker_that_is_killed_is_the_engines_death(is_reported: bool) -> None:
+async def test_a_killed_worker_counts_as_the_engines_death(is_reported: bool) -> None:
     async with (
         serving(
             "--log-foreign-text",
@@ -252,7 +252,7 @@ async def test_a_worker_that_is_killed_is_the_engines_death(is_reported: bool) -
         await check_serves(site, channel)
 
 
-async def test_an_idle_engine_that_dies_is_followed_by_another_without_any_request() -> None:
+async def test_an_idle_engine_that_dies_is_replaced_without_any_request() -> None:
     async with serving(is_death_seen_by_health=True) as site:
         await site.service.until_ready()
         first = await site.service.next_pid("engine")
@@ -264,7 +264,7 @@ async def test_an_idle_engine_that_dies_is_followed_by_another_without_any_reque
             await check_serves(site, channel)
 
 
-async def test_a_request_that_fails_alone_harms_no_other() -> None:
+async def test_a_failed_request_does_not_affect_others() -> None:
     async with serving(fail_tokens=[PILL]) as site, running_streams(site) as (channel, streams):
         bad = Stream(channel, 5, PILL)
         assert await bad.outcome() is grpc.StatusCode.INTERNAL
@@ -276,7 +276,9 @@ async def test_a_request_that_fails_alone_harms_no_other() -> None:
 # Drain and shutdown
 
 
-async def test_an_engine_that_dies_while_draining_ends_its_streams_and_not_the_order() -> None:
+async def test_an_engine_that_dies_while_draining_ends_its_streams_and_the_drain_completes() -> (
+    None
+):
     async with serving() as site, running_streams(site) as (_, streams):
         site.service.signal(signal.SIGTERM)
         await site.service.until_logged("SIGTERM: draining")
@@ -285,7 +287,7 @@ async def test_an_engine_that_dies_while_draining_ends_its_streams_and_not_the_o
         assert await site.service.ended() == 0
 
 
-async def test_an_engine_whose_shutdown_hangs_does_not_hold_up_the_service() -> None:
+async def test_a_hung_engine_shutdown_does_not_block_the_service() -> None:
     watch = {"shutdown_timeout_s": 0.3}
     async with serving(watch=watch, shutdown_s=PATIENCE_S) as site:
         async with running_streams(site) as (_, streams):
@@ -295,7 +297,7 @@ async def test_an_engine_whose_shutdown_hangs_does_not_hold_up_the_service() -> 
         assert [line for line in site.service.stderr if "did not shut down in 0.3 s" in line]
 
 
-async def test_an_engine_has_the_time_it_asks_for_to_shut_down() -> None:
+async def test_an_engine_gets_its_configured_shutdown_time() -> None:
     # More than the drain's grace leaves, and no more than the engine may take.
     watch = {"shutdown_timeout_s": 20.0}
     async with serving("--drain-grace-s", "0.5", watch=watch, shutdown_s=4.0) as site:
@@ -305,7 +307,7 @@ async def test_an_engine_has_the_time_it_asks_for_to_shut_down() -> None:
         assert not [line for line in site.service.stderr if "did not" in line]
 
 
-async def test_a_fatal_error_with_a_hanging_shutdown_is_found_by_its_silence() -> None:
+async def test_a_fatal_error_with_a_hung_shutdown_is_detected_by_the_response_timeout() -> None:
     watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,

@@ -42,7 +42,7 @@ def print_result(result: Result) -> None:
 
 
 def main() -> int:
-    """Run the program and print the results."""
+    """Run the program and print the results; return the exit code."""
     sys.path.insert(0, str(TESTS))
     from conformance.runs import results_of
     from conformance.scenarios import SCENARIOS

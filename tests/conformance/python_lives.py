@@ -108,7 +108,7 @@ async def resume(talk: Talk) -> None:
 
 
 async def engine_killed(talk: Talk) -> None:
-    """Check that the death of an engine causes only a pause."""
+    """Check that a stream continues with the same tokens after its engine was killed."""
     async with Client(talk.address, retry=RetryPolicy(max_attempts=8)) as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
         await checked.until_tokens()

@@ -82,7 +82,7 @@ async def results(body: str, *names: str, harness: Harness | None = None) -> lis
         ("print('x' * (2 << 20), flush=True)", "limit"),
     ],
 )
-async def test_what_breaks_the_rules_fails_its_scenario_alone(bad: str, why: str) -> None:
+async def test_a_protocol_violation_fails_only_its_scenario(bad: str, why: str) -> None:
     body = f"if line == 'chat':\n    {bad}\nelse:\n    passed(line)"
 
     first, second = await results(body, "chat", "resume")
@@ -118,7 +118,7 @@ elif line == "engine_killed":
     assert harness.acts == ["engine_killed", "kill", "drain", "drain"]
 
 
-async def test_what_is_left_on_the_server_fails_and_the_next_finds_another_service() -> None:
+async def test_a_request_left_running_fails_the_scenario_and_the_next_gets_a_new_service() -> None:
     body = """
 if line.startswith("address "):
     address = line
@@ -137,7 +137,7 @@ else:
 
 
 @pytest.mark.parametrize("name", ["engine_killed", "drain"])
-async def test_nothing_passes_where_nothing_was_done(name: str) -> None:
+async def test_a_scenario_that_passes_without_its_ready_event_fails(name: str) -> None:
     (result,) = await results("passed(line)", name)
 
     assert result.outcome == "failed"

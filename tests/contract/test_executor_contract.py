@@ -83,8 +83,8 @@ def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
 
 
 def torch_eight_bit(folder: Path) -> ExecutorConfig:
-    """Return the config with int8 weights and float32 activations, so that products do not depend
-    on the batch.
+    """Return the config with int8 weights, float32 activations, so that products do not depend on
+    the batch, and an fp8 KV cache.
     """
     return replace(torch_on_cuda(2)(folder), quantization="int8", kv_cache_dtype="fp8")
 
@@ -187,7 +187,7 @@ def tokens_alone(harness: Harness, specs: list[RequestSpec]) -> list[list[int]]:
     return [harness.run(spec)[0].tokens for spec in specs]
 
 
-def test_limits_are_sane(harness: Harness) -> None:
+def test_the_executor_info_matches_the_configuration(harness: Harness) -> None:
     executor = harness.executor(num_blocks=20, max_num_seqs=3)
     info = executor.info
 
@@ -208,7 +208,7 @@ def test_a_request_runs_to_its_length(harness: Harness) -> None:
     assert outcome.end.reason is FinishReason.LENGTH
 
 
-def test_requests_that_join_and_leave_get_what_they_get_alone(harness: Harness) -> None:
+def test_requests_in_a_changing_batch_get_the_same_output_as_alone(harness: Harness) -> None:
     specs = crowd()
     executor = harness.executor()
 
@@ -218,7 +218,7 @@ def test_requests_that_join_and_leave_get_what_they_get_alone(harness: Harness) 
     assert [outcome.tokens for outcome in together] == tokens_alone(harness, specs)
 
 
-def test_chunked_prefill_changes_nothing(harness: Harness) -> None:
+def test_chunked_prefill_does_not_change_outputs(harness: Harness) -> None:
     specs = crowd()
     executor = harness.executor(max_num_seqs=3)
 
@@ -237,7 +237,7 @@ def test_slots_and_blocks_are_used_again(harness: Harness) -> None:
     assert [outcome.tokens for outcome in squeezed] == tokens_alone(harness, specs)
 
 
-def test_preemption_changes_nothing(harness: Harness) -> None:
+def test_preemption_does_not_change_outputs(harness: Harness) -> None:
     specs = [spec_of(i + 1, prompt_of(8, i), max_tokens=16) for i in range(4)]
 
     executor, begin = harness.executor(num_blocks=12), None
@@ -249,7 +249,7 @@ def test_preemption_changes_nothing(harness: Harness) -> None:
     assert [outcome.tokens for outcome in squeezed] == tokens_alone(harness, specs)
 
 
-def test_prefix_hits_change_nothing(harness: Harness) -> None:
+def test_prefix_cache_hits_do_not_change_outputs(harness: Harness) -> None:
     stem = prompt_of(14)
     specs = [
         spec_of(i + 1, np.concatenate((stem, prompt_of(1 + i, i + 3))), hashed=True)
@@ -313,7 +313,9 @@ def test_stop_ids_end_a_request_but_never_before_min_tokens(
 
 
 @pytest.mark.parametrize("budget", [8, 256])
-def test_a_request_that_fails_fails_alone(harness: Harness, budget: int) -> None:
+def test_a_failed_request_does_not_affect_others_in_its_batch(
+    harness: Harness, budget: int
+) -> None:
     good = crowd(4)
     poisoned = spec_of(99, np.append(prompt_of(9), np.int32(POISON)))
 
@@ -327,10 +329,10 @@ def test_a_request_that_fails_fails_alone(harness: Harness, budget: int) -> None
 
 @pytest.mark.parametrize("budget", [8, 256])
 @pytest.mark.parametrize("places", [(0,), (3,), (5,), (1, 2), (0, 5)], ids=str)
-def test_a_request_that_makes_the_step_raise_fails_alone(
+def test_a_request_that_makes_the_step_raise_does_not_affect_others(
     harness: Harness, places: tuple[int, ...], budget: int
 ) -> None:
-    """At any position in the batch, and with any number of such requests."""
+    """The position in the batch and the number of such requests do not matter."""
     good = crowd(4)
     specs = list(good)
     for place in places:
@@ -348,7 +350,7 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
     assert others == tokens_alone(harness, good)
 
 
-def test_blocks_of_a_failed_request_do_no_harm(harness: Harness) -> None:
+def test_blocks_of_a_failed_request_can_be_reused(harness: Harness) -> None:
     poisoned = [spec_of(90 + i, np.array([POISON] * 8, dtype=np.int32)) for i in range(2)]
     good = spec_of(1, prompt_of(20), max_tokens=12)
 
@@ -357,7 +359,7 @@ def test_blocks_of_a_failed_request_do_no_harm(harness: Harness) -> None:
     assert [outcome.tokens for outcome in outcomes] == [[], [], *tokens_alone(harness, [good])]
 
 
-def test_logprobs_are_next_to_their_tokens(harness: Harness) -> None:
+def test_logprobs_match_their_tokens(harness: Harness) -> None:
     needs(harness, Feature.LOGPROBS)
     asks = SamplingParams(temperature=0.0, num_logprobs=3)
     silent, asking = spec_of(1, prompt_of(9, 1)), spec_of(2, prompt_of(6), sampling=asks)

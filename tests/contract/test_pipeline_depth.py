@@ -183,13 +183,13 @@ def outcomes_at(
 @pytest.mark.parametrize("num_blocks", [AMPLE_BLOCKS, SCARCE_BLOCKS])
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("make", CASES)
-def test_a_step_under_way_changes_nothing(
+def test_depth_2_gives_the_same_outputs_as_depth_1(
     make: Callable[..., Executor],
     option: str,
     num_blocks: int,
     make_tiny_llama: Callable[[int, int], Path],
 ) -> None:
-    """Also after a preemption, when the tokens so far become the prompt."""
+    """Includes preemptions, after which the prompt contains the tokens generated so far."""
     folder = make_tiny_llama(VOCAB, VOCAB - 1)
     specs = crowd(OPTIONS[option])
 

@@ -141,7 +141,7 @@ def source(folder: Path) -> Path:
     return folder
 
 
-def test_a_source_as_recorded_has_no_differences(tmp_path: Path) -> None:
+def test_a_source_tree_as_recorded_has_no_differences(tmp_path: Path) -> None:
     report = check_source(source(tmp_path))
 
     assert (report.generation, report.differences, report.not_found) == ("1.2", (), ())
@@ -158,11 +158,11 @@ def test_a_source_as_recorded_has_no_differences(tmp_path: Path) -> None:
         ("unknown", "1.2"),
     ],
 )
-def test_each_version_has_a_generation(version: str, generation: str) -> None:
+def test_each_version_belongs_to_a_recorded_generation(version: str, generation: str) -> None:
     assert generation_of(version) == generation
 
 
-def test_generations_differ_in_what_is_recorded_of_them() -> None:
+def test_recorded_generations_differ_where_the_releases_do() -> None:
     candidate, line, later = (load_facts(name) for name in ("1.2rc", "1.2", "1.3"))
     args = "tensorrt_llm.llmapi.TorchLlmArgs"
 
@@ -176,7 +176,7 @@ def test_generations_differ_in_what_is_recorded_of_them() -> None:
     assert statistics == ["push", "rpc", "rpc"]
 
 
-def test_a_source_that_is_otherwise_is_found_out(tmp_path: Path) -> None:
+def test_a_source_tree_with_differences_is_reported(tmp_path: Path) -> None:
     folder = source(tmp_path)
     for name, old, new in (
         ("sampling_params.py", "    seed: Any = None\n", ""),

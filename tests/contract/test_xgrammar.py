@@ -46,7 +46,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return result
 
 
-def test_what_cannot_be_compiled_and_what_has_a_dead_end_is_found_and_nothing_else(
+def test_exactly_the_invalid_and_dead_end_constraints_are_rejected(
     found: dict[str, Any],
 ) -> None:
     assert found["faults"] == expected()
@@ -60,7 +60,7 @@ def test_an_engine_error_about_a_broken_constraint_is_the_requests_fault(
     assert not any(is_fatal(text, form) for text, form in found["texts"])
 
 
-def test_a_pattern_that_takes_the_square_of_its_length_holds_up_nothing_else(
+def test_a_pattern_with_quadratic_compile_time_does_not_block_other_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pattern of 32 kB, which the oldest version compiles for minutes while it holds the GIL."""

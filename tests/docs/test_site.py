@@ -50,7 +50,7 @@ def pages_of(site: Path) -> list[Path]:
     return sorted(site.rglob("*.html"))
 
 
-def test_every_page_of_docs_is_there(site: Path) -> None:
+def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
     docs = REPOSITORY / "docs"
     expected = {
         page.relative_to(docs).with_suffix(".html").as_posix() for page in docs.rglob("*.md")
@@ -60,7 +60,7 @@ def test_every_page_of_docs_is_there(site: Path) -> None:
     assert (site / "repository" / "clients" / "index.html").is_file()
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     fetched = {
         address
         for page in pages_of(site)

@@ -2,8 +2,8 @@
 
     python tests/fuzz/run_atheris.py [--seconds 600] [--target read_request ...] [--keep FOLDER]
 
-Each target has its share of the time, in a separate process. The exit code is 1 if one was
-broken; the bytes are then in the folder, and in what is printed. Needs the extra `fuzz`.
+Each target gets an equal part of the time, in a separate process. The exit code is 1 if one raised
+an unexpected error; the input is then printed and stored in the folder. Requires the extra `fuzz`.
 """
 
 from __future__ import annotations

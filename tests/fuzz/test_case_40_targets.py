@@ -19,7 +19,7 @@ NUM_MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS", "2000"))
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_case_40_readers_take_any_bytes(name: str) -> None:
+def test_case_40_decoders_raise_only_documented_errors(name: str) -> None:
     target, found = TARGETS[name], corpus(name)
     others = dict(enumerate(found))
     draw = random.Random(name)

@@ -15,7 +15,7 @@ NUM_CALLS = int(os.environ.get("PENSTOCK_FUZZ_CALLS", "2000"))
 FAST = '{"pace": "real_time", "cost": {"step_s": 0.0005}}'
 
 
-async def test_case_40_mutated_messages_are_rejected_and_leave_nothing() -> None:
+async def test_case_40_mutated_messages_are_rejected_and_leave_no_state() -> None:
     fuzz = WireFuzz()
     async with besieged("--simulated-config", FAST) as siege:
         async with siege.service.channel() as channel:

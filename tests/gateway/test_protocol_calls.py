@@ -59,7 +59,7 @@ def generate(served: ServedFront, *, is_stream: bool = True, **params: Any) -> A
     return call(request, timeout=PATIENCE_S)
 
 
-async def test_a_request_goes_the_way_of_all_requests(served: ServedFront) -> None:
+async def test_a_request_is_served_like_one_of_the_native_api(served: ServedFront) -> None:
     call = generate(served, max_tokens=4, temperature=0.0, n=1)
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key, num_cached_tokens=16)
@@ -77,7 +77,7 @@ async def test_a_request_goes_the_way_of_all_requests(served: ServedFront) -> No
     assert served.server.num_live_requests == 0
 
 
-async def test_an_abort_ends_the_work_and_the_call(served: ServedFront) -> None:
+async def test_an_abort_ends_the_request_and_the_call(served: ServedFront) -> None:
     """The gateway keeps the call open after an abort, so the service must end it."""
     served.port.is_answering = True
     call = generate(served, max_tokens=100)
@@ -94,7 +94,7 @@ async def test_an_abort_ends_the_work_and_the_call(served: ServedFront) -> None:
     assert await call.code() is CODE.OK
 
 
-async def test_a_caller_that_leaves_takes_the_work_along(served: ServedFront) -> None:
+async def test_a_disconnected_caller_cancels_the_request(served: ServedFront) -> None:
     call = generate(served, is_stream=False, max_tokens=100)
     (spec,) = await served.port.next_submission()
 
@@ -168,7 +168,7 @@ async def test_malformed_bytes_are_reported_as_such(served: ServedFront) -> None
     assert caught.value.code() is CODE.INVALID_ARGUMENT
 
 
-async def test_health_is_the_services_own(served: ServedFront) -> None:
+async def test_health_reports_the_state_of_the_service(served: ServedFront) -> None:
     """A gateway regards any response as healthy: only an error status prevents it from routing
     requests here.
     """
@@ -212,7 +212,7 @@ async def test_what_a_worker_reports_of_itself(served: ServedFront) -> None:
     assert rich_error(caught.value).fields == ["dp_rank"]
 
 
-async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
+async def test_the_tokenizer_is_sent_to_the_gateway(served: ServedFront) -> None:
     call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/GetTokenizer")
     for _ in range(2):  # the second is answered from the cache
         chunks = [
@@ -257,7 +257,7 @@ async def test_every_method_of_the_contract_answers_and_states_its_callers(
     assert handlers.health.is_serving
 
 
-async def test_rights_hold_for_a_gateway_too(text: ModelText, tmp_path: Path) -> None:
+async def test_rights_are_checked_for_gateway_methods(text: ModelText, tmp_path: Path) -> None:
     security = Premises(tmp_path).tokens()
     async with serving(
         text, FrontConfig(acceptance_delay_s=0.0), gateway=gateway,

@@ -101,7 +101,7 @@ def hash_of(digest: int) -> int:
     return int.from_bytes(bytes([digest]) * 8, "little", signed=True)
 
 
-async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
+async def test_a_snapshot_and_the_updates_after_it(served: ServedFront) -> None:
     call = await followed(served)
     read_commands = served.port.cache_listeners[b"c"]
     read_commands(CacheUpdate(ticket=0, changes=(block(1), block(2, 1), block(200, 1)), part=ALL))
@@ -130,7 +130,9 @@ async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
     call.cancel()
 
 
-async def test_an_engines_loss_clears_all_and_the_next_begins_again(served: ServedFront) -> None:
+async def test_the_loss_of_an_engine_clears_all_blocks_and_the_next_one_sends_a_snapshot(
+    served: ServedFront,
+) -> None:
     call = await followed(served)
     read_commands = served.port.cache_listeners[b"c"]
     read_commands(CacheUpdate(ticket=0, changes=(block(1),), part=ALL))
@@ -205,7 +207,7 @@ async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFr
     assert (await rejected(call, num_batches=100_000)).code() is CODE.RESOURCE_EXHAUSTED
 
 
-async def test_a_drain_ends_it(served: ServedFront) -> None:
+async def test_a_drain_ends_a_subscription(served: ServedFront) -> None:
     call = await followed(served)
 
     served.server.front.begin_drain()
@@ -214,7 +216,7 @@ async def test_a_drain_ends_it(served: ServedFront) -> None:
     assert rich_error(await rejected(subscribe(served.channel))).info.reason == "DRAINING"
 
 
-async def test_what_is_rejected(served: ServedFront) -> None:
+async def test_subscriptions_that_cannot_be_served_are_rejected(served: ServedFront) -> None:
     # Of an earlier stream nothing is kept: the gateway starts over.
     assert (await rejected(subscribe(served.channel, start=7))).code() is CODE.OUT_OF_RANGE
     calls = [subscribe(served.channel) for _ in range(MAX_STREAMS)]
@@ -262,7 +264,9 @@ async def test_a_tenant_receives_only_its_own_blocks(text: ModelText, tmp_path: 
         assert (await rejected(call)).code() is CODE.UNAUTHENTICATED
 
 
-async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path: Path) -> None:
+async def test_shared_blocks_are_reported_only_to_operators(
+    text: ModelText, tmp_path: Path
+) -> None:
     security = Premises(tmp_path).tokens()
     config = FrontConfig(acceptance_delay_s=0.0, shares_prefixes_across_tenants=True)
     async with serving(text, config, gateway=gateway, security=security, is_up=False) as served:
@@ -319,7 +323,7 @@ class Replay:
             await self.read(service, call)
 
 
-async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
+async def test_the_reported_blocks_equal_the_engines_cache(text: ModelText) -> None:
     """With a real engine and a small cache, the reported blocks are exactly the cached ones."""
     async with stepped(
         text, front=QUIET, gateway=gateway, num_blocks=16, max_seq_len=128

@@ -268,9 +268,7 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
 
 
 @pytest.mark.parametrize("model", STREAMS)
-def test_an_answer_is_whole_or_the_page_reports_it(
-    browser: Browser, origin: str, model: str
-) -> None:
+def test_the_page_reports_an_incomplete_response(browser: Browser, origin: str, model: str) -> None:
     left = visited(browser, origin, origin, str(NUM_TOKENS), IS_OVER, model)
 
     _, num_tokens = STREAMS[model]

@@ -42,7 +42,7 @@ async def num_cached(made: Gateway, text: str) -> int:
     return details["cached_tokens"]
 
 
-async def test_the_gateway_goes_by_what_is_cached() -> None:
+async def test_the_gateway_routes_by_cached_blocks() -> None:
     async with contextlib.AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(started(*WORKER)) for _ in range(2)]
         river = [await fill(workers[num % 2], prompt(num)) for num in range(NUM_PROMPTS)]

@@ -100,7 +100,7 @@ async def test_chat_streams_the_text_of_the_worker(harness: Harness) -> None:
     assert usage.prompt_tokens == wanted.finished.usage.num_prompt_tokens
 
 
-async def test_completions_and_seeds_are_the_workers(harness: Harness) -> None:
+async def test_completions_equal_the_workers_own_and_pass_seeds(harness: Harness) -> None:
     """Seeds are passed on, and the gateway adds no begin-of-sequence token to a text prompt."""
     prompt = TextPrompt(text="The gate opens", add_special_tokens=False)
     async with Client(harness.workers[0].address) as direct:
@@ -134,7 +134,7 @@ async def test_several_choices_with_logprobs(harness: Harness) -> None:
     assert "".join(one.token for one in reported) == whole.choices[0].message.content
 
 
-async def test_a_stop_string_ends_the_work(harness: Harness) -> None:
+async def test_a_stop_string_ends_the_workers_request(harness: Harness) -> None:
     """The gateway alone would truncate the text but let the worker run to the end."""
     long = await harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=40, temperature=0.0
@@ -154,7 +154,9 @@ async def test_a_stop_string_ends_the_work(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_takes_its_work_along(harness: Harness, is_stream: bool) -> None:
+async def test_a_disconnected_client_cancels_the_workers_request(
+    harness: Harness, is_stream: bool
+) -> None:
     before = [num_made(await one.get_stats()) for one in harness.operations]
     call = harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=900, stream=is_stream
@@ -195,7 +197,7 @@ def is_idle(stats: Any) -> bool:
 
 
 async def test_a_constraint_is_rejected_where_the_executor_has_none(harness: Harness) -> None:
-    """It is not ignored: the client gets an error that names it."""
+    """The constraint is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
         await harness.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}
@@ -214,7 +216,7 @@ async def test_invalid_fields_are_reported_by_their_gateway_name(harness: Harnes
     assert "sampling_params.stop[0]" in str(caught.value)
 
 
-async def test_the_trace_goes_from_the_caller_through_the_gateway_into_the_engine(
+async def test_a_trace_covers_caller_gateway_and_engine(
     harness: Harness,
 ) -> None:
     answer = await harness.openai.chat.completions.create(

@@ -164,8 +164,8 @@ class Answer:
 
 @dataclass
 class Harness:
-    """The gateway, the relay between it and its worker, and its first response, sent before it had
-    a worker.
+    """The gateway, the relay between it and its worker, and the response that the gateway gave
+    before it had a worker.
     """
 
     gateway: Gateway
@@ -242,7 +242,7 @@ async def first_answer(made: Gateway) -> Answer:
     raise AssertionError("it does not listen")
 
 
-async def test_until_its_worker_is_there_the_gateway_knows_no_model(harness: Harness) -> None:
+async def test_without_a_worker_the_gateway_reports_an_unknown_model(harness: Harness) -> None:
     assert (harness.first_answer.status, harness.first_answer.error["code"]) == (
         404,
         "model_not_found",
@@ -252,7 +252,7 @@ async def test_until_its_worker_is_there_the_gateway_knows_no_model(harness: Har
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_sampling_crosses(harness: Harness, path: str) -> None:
+async def test_sampling_options_are_passed_on(harness: Harness, path: str) -> None:
     asked: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "frequency_penalty": 0.5,
         "presence_penalty": -0.5, "repetition_penalty": 1.5, "seed": 11, "stop_token_ids": [3],
@@ -314,7 +314,9 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
         (TEXT, {"json_schema": json.dumps({"enum": ["Oslo"]})}, '"Oslo"'),
     ],
 )
-async def test_other_forms(harness: Harness, path: str, form: dict[str, Any], text: str) -> None:
+async def test_regex_and_grammar_constraints_are_passed_on(
+    harness: Harness, path: str, form: dict[str, Any], text: str
+) -> None:
     assert (await harness.post(path, max_tokens=32, **form)).text == text
 
 
@@ -332,19 +334,21 @@ async def test_other_forms(harness: Harness, path: str, form: dict[str, Any], te
         (TEXT, {"response_format": {"type": "json_object"}}),
     ],
 )  # fmt: skip
-async def test_what_the_gateway_drops(harness: Harness, path: str, option: dict[str, Any]) -> None:
-    """They are dropped silently: neither the worker nor the client is notified."""
+async def test_some_options_are_dropped_by_the_gateway(
+    harness: Harness, path: str, option: dict[str, Any]
+) -> None:
+    """The options are dropped silently: neither the worker nor the client is notified."""
     plain = await harness.params(path, max_tokens=4)
 
     assert (await harness.post(path, max_tokens=4, **option)).status == 200
     assert await harness.params(path, max_tokens=4, **option) == plain
 
 
-async def test_min_tokens_of_a_plain_text_cross(harness: Harness) -> None:
+async def test_min_tokens_of_a_text_completion_are_passed_on(harness: Harness) -> None:
     assert (await harness.params(TEXT, max_tokens=8, min_tokens=3))["min_tokens"] == 3
 
 
-async def test_logprobs_of_completions_are_made_and_not_handed_on(harness: Harness) -> None:
+async def test_logprobs_of_completions_are_computed_and_not_passed_on(harness: Harness) -> None:
     answer = await harness.post(TEXT, max_tokens=2, logprobs=2)
 
     call = harness.relay.to("Generate")[-1]
@@ -363,7 +367,7 @@ async def test_all_logprobs_cannot_be_asked_for(harness: Harness, path: str) -> 
     assert (await harness.post(path, max_tokens=2, **options)).status == 400
 
 
-async def test_tenant_and_priority_do_not_cross(harness: Harness) -> None:
+async def test_tenant_and_priority_are_not_passed_on(harness: Harness) -> None:
     headers = {"x-tenant": "acme", "authorization": "Bearer secret", "x-session-id": "s"}
     options: dict[str, Any] = {
         "priority": 9,
@@ -384,7 +388,7 @@ async def test_tenant_and_priority_do_not_cross(harness: Harness) -> None:
     }
 
 
-async def test_images_are_rejected_before_they_get_here(harness: Harness) -> None:
+async def test_images_are_rejected_by_the_gateway(harness: Harness) -> None:
     num_before = len(harness.relay.to("Generate"))
     content = [
         {"type": "text", "text": "What is it?"},
@@ -408,7 +412,7 @@ async def test_missing_methods_are_reported_to_the_client(harness: Harness) -> N
         assert "not supported" in answer.body["failed"][0]["error"]
 
 
-async def test_a_full_queue_is_429_without_a_hint(harness: Harness) -> None:
+async def test_a_full_queue_is_429_without_retry_after(harness: Harness) -> None:
     """The worker's rejection has a retry delay; by default the gateway makes five attempts."""
     async with openai_client(harness.gateway) as client:
         streams = []

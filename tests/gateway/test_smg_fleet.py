@@ -29,7 +29,7 @@ async def ask(client: Any, num: int, max_tokens: int = 10) -> int:
     return count
 
 
-async def test_a_worker_that_is_killed_costs_its_own_streams_and_no_more() -> None:
+async def test_a_killed_worker_ends_only_its_own_streams() -> None:
     async with contextlib.AsyncExitStack() as stack:
         first, second = await asyncio.gather(
             *(stack.enter_async_context(started(*WORKER)) for _ in range(2))

@@ -119,7 +119,7 @@ def naive_logprobs(naive: NaiveModel, prompt: list[int], output: list[int]) -> N
 
 
 @pytest.mark.parametrize("dtype", MAX_ERROR)
-def test_every_batch_size_decodes_as_a_full_forward(dtype: str, folder: Path) -> None:
+def test_every_batch_size_decodes_like_a_full_forward(dtype: str, folder: Path) -> None:
     """One request ends in every step, so that the number of rows falls from 256 to 1."""
     lengths = [1 + 37 * index % 211 for index in range(MAX_ROWS)]
     specs = specs_of(lengths, [4 + index for index in range(MAX_ROWS - 1)] + [MAX_ROWS + 8])
@@ -131,7 +131,7 @@ def test_every_batch_size_decodes_as_a_full_forward(dtype: str, folder: Path) ->
 
 
 @pytest.mark.parametrize("dtype", MAX_ERROR)
-def test_every_batch_size_of_long_contexts_decodes_as_a_full_forward(
+def test_every_batch_size_of_long_contexts_decodes_like_a_full_forward(
     dtype: str, folder: Path
 ) -> None:
     """Up to 8 rows with long contexts, next to short ones; the first request becomes long while it

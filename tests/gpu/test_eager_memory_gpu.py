@@ -98,7 +98,7 @@ def largest_steps(executor: TorchExecutor) -> list[Batch]:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_the_largest_steps_fit_next_to_pages_in_all_of_the_memory(
+def test_the_largest_steps_fit_into_memory_next_to_the_pages(
     name: str, tmp_path: Path, memory_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama: plain attention; gemma2: materialised scores, and a window."""

@@ -181,7 +181,7 @@ def prompt_scores(reported: Any) -> dict[tuple[int, int], float]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_gives_every_token(dtype: str, name: str, folder: Path) -> None:
+def test_half_precision_gives_the_reference_tokens(dtype: str, name: str, folder: Path) -> None:
     specs = mixed_specs(hashed=True, sampling=SamplingParams(temperature=0.8, num_logprobs=2))
 
     reported = run_mixed(make_executor(folder, dtype=dtype), specs, budget=64)
@@ -195,7 +195,7 @@ EIGHT_BIT = [("fp8", "auto"), ("int8", "auto"), ("none", "fp8"), ("fp8", "fp8")]
 
 
 @pytest.mark.parametrize(("quantization", "kv_cache_dtype"), EIGHT_BIT)
-def test_eight_bits_give_every_token_and_are_reported(
+def test_eight_bits_give_the_reference_tokens_and_are_reported(
     quantization: str, kv_cache_dtype: str, name: str, folder: Path
 ) -> None:
     specs = mixed_specs(hashed=True)
@@ -251,7 +251,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("FusedExecutor", "kv_memory_fraction"),
     ],
 )
-def test_a_lack_of_memory_at_load_names_the_setting(
+def test_out_of_memory_at_load_names_the_setting(
     part: str, setting: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -263,7 +263,7 @@ def test_a_lack_of_memory_at_load_names_the_setting(
         make_executor(llama, num_blocks=None)
 
 
-def test_a_lack_of_memory_at_an_admission_is_overcome(
+def test_out_of_memory_at_an_admission_is_recovered_from(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = SamplingParams(temperature=0.9, repetition_penalty=1.3)
@@ -287,7 +287,7 @@ def test_a_lack_of_memory_at_an_admission_is_overcome(
     assert num_calls > len(specs)
 
 
-def test_a_device_lost_at_an_admission_is_the_executor_s_death(
+def test_a_device_lost_at_an_admission_ends_the_executor(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor: Any = make_executor(llama)
@@ -318,7 +318,7 @@ def test_values_that_are_not_finite_end_a_request_with_its_first_chunk(llama: Pa
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_model_on_the_second_card_leaves_the_first_alone(
+def test_a_model_on_the_second_device_uses_no_memory_of_the_first(
     depth: int, name: str, folder: Path
 ) -> None:
     naive = NaiveModel(folder, device="cuda:1")
@@ -348,7 +348,7 @@ def peak_of(make: Callable[[], Any]) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("quantization", ["fp8", "int8"])
-def test_a_checkpoint_in_eight_bits_never_is_wide_on_the_device(
+def test_an_8_bit_checkpoint_is_never_expanded_on_the_device(
     quantization: str, form: str, tmp_path: Path
 ) -> None:
     save_quantised_model(

@@ -59,7 +59,7 @@ def test_cuda_equals_a_full_forward(way: Way, folder: Path, naive: NaiveModel) -
     check_way(way, lambda blocks: make_executor(folder, blocks), naive)
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_company_on_cuda(folder: Path) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch_on_cuda(folder: Path) -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=11)
     specs = mixed_specs(hashed=False, sampling=sampling)
 
@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company_on_cuda(folder: Path)
     assert alone == together
 
 
-def test_half_precision_gives_every_token_and_its_logprobs(folder: Path) -> None:
+def test_half_precision_gives_the_reference_tokens_and_logprobs(folder: Path) -> None:
     sampling = SamplingParams(
         temperature=0.8,
         top_p=0.9,

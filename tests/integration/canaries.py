@@ -110,7 +110,7 @@ def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
 
 
 def rejected_requests() -> dict[str, pb.GenerateRequest | bytes]:
-    """Return requests that are rejected, each with a canary in its invalid field; see `TAKEN`."""
+    """Return, by name, requests with canaries that are rejected, except those in `TAKEN`."""
     image = {"role": "user", "parts": [{"image": {"mime_type": WORDS["mime"]}}]}
     edits: dict[str, edit.Edit] = {
         "model": edit.merging(model=WORDS["model"]),

@@ -189,7 +189,7 @@ async def three(stack: AsyncExitStack) -> list[Service]:
     return list(await asyncio.gather(*(stack.enter_async_context(server(name)) for name in "abc")))
 
 
-async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStack) -> None:
+async def test_a_list_of_servers_with_one_drained_and_one_killed(stack: AsyncExitStack) -> None:
     a, b, c = await three(stack)
     client = await stack.enter_async_context(Client([a.address, b.address, c.address]))
     async with steady_load(client) as load:
@@ -233,7 +233,7 @@ async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
 
 
 async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
-    """As with a headless Service of Kubernetes: one port, an address for each ready pod."""
+    """The name resolves like a headless Service of Kubernetes: to an address for each ready pod."""
     port = str(reusable_port())
     a = await stack.enter_async_context(server("a", "--host", "127.0.0.1", "--port", port))
     await stack.enter_async_context(server("b", "--host", "127.0.0.2", "--port", port))
@@ -259,9 +259,11 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
     assert load.failures == []
 
 
-async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -> None:
-    """As with an ordinary Service of Kubernetes, which balances connections: calls follow their
-    connection.
+async def test_a_connection_stays_on_its_server_until_its_maximum_age(
+    stack: AsyncExitStack,
+) -> None:
+    """The relay acts like an ordinary Service of Kubernetes, which balances connections, not calls:
+    all calls of a connection reach the same server.
     """
     a = await stack.enter_async_context(server("a"))
     new_server = await stack.enter_async_context(server("b"))

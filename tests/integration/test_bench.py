@@ -110,7 +110,7 @@ async def test_all_requests_of_a_connection_on_one_stream(service: Service, tmp_
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_terminal_shows_where_the_load_is(service: Service) -> None:
+async def test_a_terminal_shows_the_progress_of_the_load(service: Service) -> None:
     terminal = Terminal()
     try:
         async with running(
@@ -174,7 +174,7 @@ async def test_errors_are_counted_by_status_and_reason(tmp_path: Path) -> None:
     assert (request.stopping.max_tokens, request.stopping.ignore_eos) == (3, True)
 
 
-async def test_not_one_completed_request_is_code_1(tmp_path: Path) -> None:
+async def test_no_completed_request_exits_with_code_1(tmp_path: Path) -> None:
     async def plain(call: ServedCall) -> None:
         await call.fail(grpc.StatusCode.INTERNAL, "broken")
 
@@ -206,7 +206,7 @@ async def test_lengths_that_the_model_rejects_are_bad_usage(service: Service) ->
     assert len(done.err.splitlines()) == 1
 
 
-async def test_no_service_at_the_address_is_code_3() -> None:
+async def test_no_service_at_the_address_exits_with_code_3() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         done = await bench(f"127.0.0.1:{taken.getsockname()[1]}", "--rates", 1)

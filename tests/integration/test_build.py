@@ -195,7 +195,7 @@ async def test_a_build_that_is_interrupted_ends_the_builder(
     assert harness.visible == []
 
 
-async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(
+async def test_a_killed_build_ends_its_builder_and_leaves_no_engine(
     harness: Harness,
 ) -> None:
     async with harness.started(FAKE_BUILD="wait") as process:
@@ -219,7 +219,7 @@ async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(
     assert len(harness.builds) == 2
 
 
-async def test_a_waiting_build_names_the_other_and_may_give_up(harness: Harness) -> None:
+async def test_a_waiting_build_names_the_running_one_and_can_time_out(harness: Harness) -> None:
     async with harness.started(FAKE_BUILD="wait") as first:
         await until_printed(first, b"building engine")
         second = await harness.build("--wait-s", "0.1")
@@ -312,7 +312,7 @@ async def test_a_hugging_face_folder_needs_no_build(harness: Harness) -> None:
     assert harness.builds == []
 
 
-async def test_an_engine_is_one_already(harness: Harness) -> None:
+async def test_an_engine_folder_needs_no_build(harness: Harness) -> None:
     built = Path((await harness.build()).out.strip())
     shutil.rmtree(harness.model)
     shutil.copytree(built, harness.model)

@@ -189,7 +189,7 @@ async def until_blocked(served: ServedFront) -> int:
 
 @pytest.mark.parametrize("how", ["cancel", "hang up"])
 async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str) -> None:
-    """By a cancelled call (CancelledError) and by a lost connection (ExecuteBatchError)."""
+    """The call is cancelled (CancelledError) or its connection is lost (ExecuteBatchError)."""
     config = FrontConfig(max_backlog_tokens=50_000, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
         message = text_request()

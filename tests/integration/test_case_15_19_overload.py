@@ -57,7 +57,9 @@ async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, Shown
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
-async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: bool) -> None:
+async def test_case_15_a_burst_of_ten_times_the_queue_limit(
+    text: ModelText, is_shown: bool
+) -> None:
     """Exactly as many as the queue limit are admitted, whether the front or the engine rejects the
     others.
     """
@@ -89,7 +91,9 @@ async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: 
         assert service.is_clean()
 
 
-async def test_case_15_room_is_used_as_soon_as_it_is_shown(text: ModelText) -> None:
+async def test_case_15_a_free_queue_place_is_used_as_soon_as_it_is_published(
+    text: ModelText,
+) -> None:
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         _, shown = await filled(service, num_tokens=2)
         shown.queue_s = 1.5
@@ -208,7 +212,7 @@ async def test_case_18_a_limit_per_minute_returns_a_retry_time(text: ModelText) 
         assert len(calls.served) == 8, "another tenant's account is its own"
 
 
-async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: ModelText) -> None:
+async def test_case_19_retries_respect_the_retry_delay_and_are_limited(text: ModelText) -> None:
     """The service stays full: no client retries early, and few retry in total."""
     num_calls, reported_s = 100, 1.5
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
@@ -255,7 +259,7 @@ async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText
 async def test_case_10_a_deadline_shorter_than_the_queue(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rejected at admission, before any computation, with the estimated time."""
+    """The request is rejected at admission, before any computation, with the estimated time."""
     now_s = 7000.0
     config = SchedulerConfig(max_num_waiting=64, max_num_batched_tokens=256)
     async with stepped(text, scheduler=config, max_num_seqs=1, clock=lambda: now_s) as service:

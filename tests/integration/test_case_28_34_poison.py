@@ -100,7 +100,7 @@ def faulty(text: ModelText, kind: FaultKind, at_output: int, depth: int) -> dict
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("place", "at_output"), [(0, 0), (17, 5), (31, 11)])
-async def test_case_28_a_request_that_makes_the_step_raise_falls_alone(
+async def test_case_28_a_request_that_makes_the_step_raise_does_not_affect_others(
     place: int, at_output: int, depth: int, text: ModelText
 ) -> None:
     async with stepped(text, **faulty(text, FaultKind.STEP_RAISES, at_output, depth)) as service:
@@ -109,7 +109,7 @@ async def test_case_28_a_request_that_makes_the_step_raise_falls_alone(
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("place", "at_output"), [(0, 0), (17, 5)])
-async def test_case_31_logits_that_are_not_finite_fell_one_request(
+async def test_case_31_logits_that_are_not_finite_fail_one_request(
     place: int, at_output: int, depth: int, text: ModelText
 ) -> None:
     async with stepped(text, **faulty(text, FaultKind.NOT_FINITE, at_output, depth)) as service:
@@ -140,10 +140,10 @@ def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return str(request.param)
 
 
-async def test_case_29_text_that_cannot_be_made_costs_one_request(
+async def test_case_29_an_error_in_text_conversion_fails_one_request(
     broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The front cancels it in the engine at once; later events for it have no effect."""
+    """The front cancels the request in the engine at once; later events for it have no effect."""
     message = text_request()
     if broken_for_x == "stop check":
         message.stopping.stop_strings.append("never")
@@ -178,7 +178,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", list(AdmissionPolicy), ids=str)
-def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
+def test_case_34_exhausted_blocks_delay_requests_and_lose_no_token(
     policy: AdmissionPolicy, seed: int
 ) -> None:
     """Some steps find all free blocks taken: requests are preempted and continue later."""

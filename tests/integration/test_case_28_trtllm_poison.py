@@ -182,7 +182,7 @@ def test_case_28_a_constraint_that_would_end_the_engine_never_reaches_it(
     check_others(harness, others)
 
 
-def test_case_28_a_dead_end_that_reaches_the_engine_is_its_end_at_once(
+def test_case_28_a_dead_end_that_reaches_the_engine_ends_it_at_once(
     guided: BuildHarness,
 ) -> None:
     harness = guided()

@@ -59,7 +59,7 @@ async def test_case_30_the_same_invalid_request_twice(text: ModelText, name: str
         assert service.is_clean()
 
 
-async def test_case_33_larger_than_the_whole_pool(text: ModelText) -> None:
+async def test_case_33_a_request_larger_than_the_kv_cache_is_rejected(text: ModelText) -> None:
     """A request that can never fit is rejected at once, because the queue behind it would wait
     forever.
     """

@@ -143,7 +143,7 @@ async def ended(
 @pytest.mark.parametrize(
     ("data", "code", "field"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
-async def test_case_38_what_is_off_is_named(
+async def test_case_38_invalid_fields_are_named(
     served: SteppedService, data: bytes, code: grpc.StatusCode, field: str | None
 ) -> None:
     error = await ended(served.channel, data)

@@ -159,7 +159,9 @@ async def test_case_45_bearer_tokens(text: ModelText, premises: Premises) -> Non
         assert await raw_code(served.channel, HEALTH) is C.OK, "probes have no credentials"
 
 
-async def test_case_45_a_token_is_for_its_tenant_alone(text: ModelText, premises: Premises) -> None:
+async def test_case_45_a_token_is_valid_only_for_its_tenant(
+    text: ModelText, premises: Premises
+) -> None:
     async with serving(text, security=premises.tokens()) as served:
         forged = (*bearing(ACME), ("x-tenant", "other"), ("tenant", "other"))
         call = served.stub.Generate(request(), metadata=forged)
@@ -242,7 +244,7 @@ async def test_operators_have_their_own_rights(premises: Premises) -> None:
         await operations.stop()
 
 
-async def test_inspection_is_a_right(text: ModelText, premises: Premises) -> None:
+async def test_inspection_requires_a_right(text: ModelText, premises: Premises) -> None:
     async with serving(text, security=premises.tokens()) as served:
         for path in INSPECTION:
             assert await raw_code(served.channel, path, token=ACME) is C.PERMISSION_DENIED
@@ -250,7 +252,7 @@ async def test_inspection_is_a_right(text: ModelText, premises: Premises) -> Non
 
 
 @pytest.mark.parametrize(("asked", "given"), [(100, 5), (5, 5), (4, 4), (-100, -100)])
-async def test_urgency_ends_where_the_tenants_policy_limits_it(
+async def test_the_policy_limits_a_tenants_priority(
     text: ModelText, premises: Premises, asked: int, given: int
 ) -> None:
     async with serving(text, security=premises.tokens()) as served:

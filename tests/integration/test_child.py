@@ -64,7 +64,7 @@ async def test_the_startup_report_of_a_ready_child(tmp_path: Path) -> None:
     ],
     ids=["no frame", "another frame", "damaged", "too long"],
 )
-async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
+async def test_a_child_with_an_invalid_startup_report_has_failed_and_is_killed(
     tmp_path: Path, words: bytes
 ) -> None:
     child = await spawn_printing(tmp_path, words, end="import signal\nsignal.pause()")
@@ -84,7 +84,7 @@ async def test_a_child_that_ends_before_its_frame_does_is_reported_by_its_exit(
 
 
 @pytest.mark.parametrize("words", [b"", READY[:-1]])
-async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
+async def test_a_childs_exit_is_detected_although_its_fork_keeps_the_socket_open(
     tmp_path: Path, words: bytes
 ) -> None:
     fork = f"import os\nif os.fork():\n    os._exit(5)\n{WAIT}"
@@ -102,7 +102,7 @@ async def test_a_failure_is_reported_with_the_childs_message(tmp_path: Path) -> 
     assert await child.ended() == 4
 
 
-async def test_a_slot_whose_first_child_makes_no_sense_fails(tmp_path: Path) -> None:
+async def test_a_slot_whose_first_child_sends_an_invalid_report_fails(tmp_path: Path) -> None:
     child = await spawn_printing(tmp_path, b"no frame\n")
 
     async def spawn() -> Child:

@@ -66,7 +66,7 @@ class Place:
         self.clean_ups.append((code, was_ordered))
 
 
-async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Path) -> None:
+async def test_messages_are_delivered_and_a_drain_order_has_its_grace(tmp_path: Path) -> None:
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     assert await place.next() == Drain(timeout_s=0.5)
@@ -78,7 +78,7 @@ async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Pat
     assert place.clean_ups == [(0, True)]
 
 
-async def test_a_clean_up_gets_whether_the_end_was_ordered(tmp_path: Path) -> None:
+async def test_a_clean_up_receives_whether_the_exit_was_ordered(tmp_path: Path) -> None:
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     for _ in range(2):
@@ -91,7 +91,9 @@ async def test_a_clean_up_gets_whether_the_end_was_ordered(tmp_path: Path) -> No
     assert place.clean_ups == [(-9, False), (-9, True)]
 
 
-async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: Path) -> None:
+async def test_a_restart_is_not_a_failure_and_ends_when_the_next_child_is_ready(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     keeper = await place.kept_alive()
     # More often than any client may die.
@@ -116,7 +118,7 @@ async def test_a_child_that_does_not_finish_for_a_restart_is_killed(tmp_path: Pa
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
-async def test_a_child_that_dies_before_it_gets_the_order_to_end_did_not_end_badly(
+async def test_a_child_that_dies_before_it_reads_the_stop_order_did_not_fail(
     tmp_path: Path,
 ) -> None:
     place = Place(tmp_path)
@@ -129,7 +131,7 @@ async def test_a_child_that_dies_before_it_gets_the_order_to_end_did_not_end_bad
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
-async def test_a_child_that_dies_after_the_order_to_end_ended_badly(tmp_path: Path) -> None:
+async def test_a_child_that_dies_after_it_read_the_stop_order_failed(tmp_path: Path) -> None:
     place = Place(tmp_path, before_exit="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     keeper = await place.kept_alive()
     place.process.retire()

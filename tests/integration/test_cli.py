@@ -40,7 +40,7 @@ async def test_generate_prints_text_then_one_line(server: ScriptedServer) -> Non
     assert request.sampling.temperature == 0.5
 
 
-async def test_tokens_come_as_they_are_generated(server: ScriptedServer) -> None:
+async def test_tokens_are_printed_as_they_are_generated(server: ScriptedServer) -> None:
     proceed = asyncio.Event()
 
     async def pause(call: ServedCall) -> None:
@@ -145,7 +145,7 @@ async def test_a_rejection_is_one_line_with_status_reason_and_field(server: Scri
     )
 
 
-async def test_a_failure_in_mid_stream_keeps_the_text(server: ScriptedServer) -> None:
+async def test_a_failure_after_output_keeps_the_text(server: ScriptedServer) -> None:
     async def fail(call: ServedCall) -> None:
         await call.accepted("r-77")
         await call.tokens("half")
@@ -198,7 +198,7 @@ async def test_no_service_has_its_own_exit_code(
     assert "Traceback" not in result.err
 
 
-async def test_bytes_that_are_no_text_are_bad_usage(server: ScriptedServer) -> None:
+async def test_input_that_is_not_utf_8_is_a_usage_error(server: ScriptedServer) -> None:
     async with started(server, "generate", "-") as process:
         _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), PATIENCE_S)
 
@@ -268,7 +268,7 @@ def full_device() -> Iterator[IO[bytes]]:
         ("version",),
     ],
 )
-async def test_output_that_cannot_be_written_is_one_line(
+async def test_an_output_error_is_reported_in_one_line(
     server: ScriptedServer, full_device: IO[bytes], args: tuple[str, ...]
 ) -> None:
     async with started(server, *args, stdout=full_device) as process:
@@ -279,7 +279,7 @@ async def test_output_that_cannot_be_written_is_one_line(
     assert err.decode() == f"penstock {args[0]}: {line}\n"
 
 
-async def test_output_that_cannot_be_written_cancels_the_request(
+async def test_an_output_error_cancels_the_request(
     server: ScriptedServer, full_device: IO[bytes]
 ) -> None:
     server.scripts.append(speak_and_wait)
@@ -306,7 +306,7 @@ async def test_models_as_a_table_and_as_json(server: ScriptedServer) -> None:
     assert demo["features"] == {"logprobs": True, "images": False}
 
 
-async def test_health_by_exit_code(server: ScriptedServer) -> None:
+async def test_health_is_reported_by_the_exit_code(server: ScriptedServer) -> None:
     serving = await penstock(server, "health")
     await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     draining = await penstock(server, "health")

@@ -162,7 +162,7 @@ async def test_chat_help_lists_its_commands(server: ScriptedServer) -> None:
     assert [line[0] for line in lines if line and line[0].startswith("/")] == ["/reset", "/quit"]
 
 
-async def test_a_terminal_is_kept_from_control_characters(
+async def test_control_characters_are_not_printed_to_a_terminal(
     server: ScriptedServer, terminal: Terminal, processes: list[asyncio.subprocess.Process]
 ) -> None:
     async def attack(call: ServedCall) -> None:

@@ -48,7 +48,7 @@ async def test_text_of_several_outputs_is_rejected(face: Face) -> None:
         await face.text("Hi", n=2)
 
 
-async def test_rejection_is_typed_and_not_tried_again(
+async def test_a_rejection_is_typed_and_not_retried(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"))
@@ -61,7 +61,7 @@ async def test_rejection_is_typed_and_not_tried_again(
     assert time.slept_s == []
 
 
-async def test_tried_again_after_accepted_begins_again(
+async def test_a_retry_after_accepted_starts_again(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept))
@@ -74,9 +74,7 @@ async def test_tried_again_after_accepted_begins_again(
     assert time.slept_s == [0.5]
 
 
-async def test_never_tried_again_after_output(
-    face: Face, server: ScriptedServer, time: FakeTime
-) -> None:
+async def test_no_retry_after_output(face: Face, server: ScriptedServer, time: FakeTime) -> None:
     server.scripts.append(
         failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
     )
@@ -91,7 +89,9 @@ async def test_never_tried_again_after_output(
     assert time.slept_s == []
 
 
-async def test_attempts_end(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+async def test_the_number_of_attempts_is_limited(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
     server.scripts.extend([failing(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 9)
 
     with pytest.raises(Draining):
@@ -102,7 +102,7 @@ async def test_attempts_end(face: Face, server: ScriptedServer, time: FakeTime) 
 
 
 @pytest.mark.parametrize("way", ["trailer", "detail"])
-async def test_pushback_is_waited_for(
+async def test_a_retry_waits_for_the_pushback(
     face: Face, server: ScriptedServer, time: FakeTime, way: str
 ) -> None:
     details = (retry_info(7.5),) if way == "detail" else ()
@@ -130,7 +130,7 @@ async def test_a_lost_message_breaks_the_stream(face: Face, server: ScriptedServ
     await until(server.requests[0].cancelled)
 
 
-async def test_a_status_after_finished_is_the_outcome(face: Face, server: ScriptedServer) -> None:
+async def test_an_error_status_after_finished_is_raised(face: Face, server: ScriptedServer) -> None:
     async def finish(call: ServedCall) -> None:
         await accept_and_speak(call)
         await call.finished()

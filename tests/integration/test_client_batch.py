@@ -48,7 +48,9 @@ async def test_results_are_in_the_order_of_requests(face: Face, server: Scripted
     assert all(call.request.sampling.HasField("temperature") for call in server.requests)
 
 
-async def test_never_more_than_the_width(face: Face, server: ScriptedServer) -> None:
+async def test_the_number_of_concurrent_requests_is_limited(
+    face: Face, server: ScriptedServer
+) -> None:
     num_open = most = 0
     taken = 0
 
@@ -94,7 +96,9 @@ async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServ
     assert isinstance(seen[-1][1], Finished)
 
 
-async def test_leaving_cancels_what_is_open(face: Face, server: ScriptedServer) -> None:
+async def test_leaving_a_batch_cancels_its_open_requests(
+    face: Face, server: ScriptedServer
+) -> None:
     server.scripts.extend([speak_and_wait] * 3)
 
     items = await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
@@ -151,7 +155,7 @@ async def test_a_source_that_raises_ends_the_batch(
         await until(call.cancelled)
 
 
-async def test_whole_requests_and_their_options(face: Face, server: ScriptedServer) -> None:
+async def test_complete_requests_with_their_options(face: Face, server: ScriptedServer) -> None:
     request = GenerationRequest(prompt=TextPrompt(text="a"), request_id="mine")
 
     (result,) = await face.all_of([request], max_concurrency=1)
@@ -197,7 +201,7 @@ def test_bad_batches_are_rejected_at_once(kind: type[Client] | type[SyncClient])
         client.generate_many("one prompt", max_concurrency=1)
 
 
-async def test_a_slow_consumer_holds_the_streams(server: ScriptedServer, time: FakeTime) -> None:
+async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: FakeTime) -> None:
     """The number of unconsumed events is bounded, however many there are to read."""
     num_sent = 0
 

@@ -37,7 +37,7 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
     return None
 
 
-async def test_a_call_that_ends_under_writes_is_reported_as_it_ended(
+async def test_a_call_that_ends_during_writes_is_reported_with_its_status(
     server: ScriptedServer,
 ) -> None:
     """grpc.aio reports such a call as INTERNAL instead of with the server's status."""
@@ -56,7 +56,7 @@ async def test_a_call_that_ends_under_writes_is_reported_as_it_ended(
 
 
 @pytest.mark.parametrize("has_reason", [False, True], ids=["bare", "with a reason"])
-async def test_a_call_cancelled_on_its_way_is_tried_again(
+async def test_a_call_cancelled_in_transit_is_retried(
     face: Face, server: ScriptedServer, time: FakeTime, has_reason: bool
 ) -> None:
     reason = "CANCELLED" if has_reason else ""
@@ -70,7 +70,7 @@ async def test_a_call_cancelled_on_its_way_is_tried_again(
         assert time.slept_s == [0.5]
 
 
-async def test_a_call_cancelled_each_time_counts_as_not_served(
+async def test_a_call_cancelled_at_every_attempt_is_reported_as_unavailable(
     face: Face, server: ScriptedServer
 ) -> None:
     server.scripts.extend([failing(grpc.StatusCode.CANCELLED, "")] * 3)
@@ -79,7 +79,7 @@ async def test_a_call_cancelled_each_time_counts_as_not_served(
         await face.events("Hi")
 
 
-async def test_a_call_cancelled_after_its_begin_is_reported(
+async def test_a_call_cancelled_after_its_start_is_reported(
     face: Face, server: ScriptedServer
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.CANCELLED, "", after=accept_and_speak))
@@ -88,7 +88,7 @@ async def test_a_call_cancelled_after_its_begin_is_reported(
         await face.events("Hi")
 
 
-async def test_a_shared_call_cancelled_on_its_way_is_tried_again(
+async def test_a_multiplex_call_cancelled_in_transit_is_retried(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, multiplex=True)

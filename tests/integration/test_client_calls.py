@@ -109,7 +109,7 @@ async def test_chat(face: Face, server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("messages", ["Hi", [{"role": "user", "content": "Hi"}]])
-async def test_a_whole_answer_of_a_conversation(
+async def test_a_unary_chat_response(
     face: Face, server: ScriptedServer, messages: str | list[ChatMessageLike]
 ) -> None:
     server.once.append(

@@ -66,7 +66,7 @@ async def test_requests_share_one_call(face: Face, server: ScriptedServer) -> No
     assert not first.generation.scheduling.HasField("total_timeout")
 
 
-async def test_a_whole_generation_is_gathered(
+async def test_generate_once_collects_a_complete_generation(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
@@ -98,7 +98,7 @@ async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServe
     assert len(await other) == 3
 
 
-async def test_rejected_requests_are_tried_again(
+async def test_rejected_requests_are_retried(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
@@ -187,7 +187,7 @@ async def test_metadata_belongs_to_the_call(face: Face, server: ScriptedServer) 
     assert server.requests == []
 
 
-async def test_a_lost_message_breaks_its_request_alone(face: Face, server: ScriptedServer) -> None:
+async def test_a_lost_message_fails_only_its_request(face: Face, server: ScriptedServer) -> None:
     async def lose_one(request: ServedRequest) -> None:
         await request.accepted()
         request.next_sequence += 1
@@ -223,7 +223,7 @@ async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedSer
     await until(server.calls[0].is_half_closed)
 
 
-async def test_a_lost_call_is_every_requests_failure(
+async def test_a_lost_call_fails_all_its_requests(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.extend([speak_and_wait, accept_only])
@@ -283,7 +283,7 @@ async def test_an_event_without_a_receiver_breaks_the_call(
     await until(server.calls[0].has_ended)
 
 
-async def test_old_calls_make_way(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
+async def test_old_calls_are_replaced(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
     face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=100.0))
     await face.events("Hi")
     time.now_s += 99.0
@@ -349,9 +349,7 @@ async def test_each_channel_has_a_call(kind: Any, server: ScriptedServer, time: 
     await face.close()
 
 
-async def test_a_batch_that_is_left_cancels_its_requests(
-    face: Face, server: ScriptedServer
-) -> None:
+async def test_an_abandoned_batch_cancels_its_requests(face: Face, server: ScriptedServer) -> None:
     server.scripts.extend([speak_and_wait] * 3)
 
     await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)

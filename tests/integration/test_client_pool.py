@@ -115,7 +115,7 @@ async def test_waiting_counts_towards_the_deadline(
     await face.close()
 
 
-async def test_an_address_that_never_answers_gets_no_share(
+async def test_an_address_that_never_answers_gets_no_calls(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     with socket.socket() as hole:
@@ -137,7 +137,7 @@ async def test_an_address_that_never_answers_gets_no_share(
         await face.close()
 
 
-async def test_a_deadline_on_a_live_connection_is_no_reason_to_leave_it(
+async def test_a_deadline_on_a_live_connection_does_not_replace_it(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     async def send_nothing(call: ServedCall) -> None:
@@ -198,7 +198,7 @@ async def test_calls_are_spread_over_addresses(
         await face.close()
 
 
-async def test_a_dead_address_is_left_alone(kind: Any, time: FakeTime) -> None:
+async def test_a_dead_address_gets_no_calls(kind: Any, time: FakeTime) -> None:
     async with scripted_server() as dead:
         addresses = [dead.address]
     async with scripted_server() as live:
@@ -248,7 +248,7 @@ async def test_closing_may_wait_for_open_calls(
     await face.close()
 
 
-async def test_patience_with_open_calls_ends(
+async def test_closing_stops_waiting_at_its_time_limit(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time)
@@ -263,7 +263,7 @@ async def test_patience_with_open_calls_ends(
     await until(call.cancelled)
 
 
-async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
+async def test_aged_connections_are_replaced_without_errors(kind: Any, time: FakeTime) -> None:
     """The server ends its connections every 50 ms; open streams continue, new calls reconnect."""
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
@@ -287,7 +287,7 @@ async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
         await face.close()
 
 
-async def test_grpc_may_retry_in_our_place(
+async def test_retries_may_be_left_to_grpc(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     policy = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.02)

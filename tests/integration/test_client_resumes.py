@@ -84,7 +84,7 @@ def reported(events: list[Event]) -> tuple[str, list[int], Any]:
 @pytest.mark.parametrize("kind", [Client, SyncClient])
 @pytest.mark.parametrize("cut_after", [300, 1000])
 @pytest.mark.parametrize("multiplex", [False, True])
-async def test_a_stream_outlives_its_connections(
+async def test_a_stream_continues_over_new_connections(
     service: SteppedService, relay: CutRelay, kind: type, cut_after: int, multiplex: bool
 ) -> None:
     whole = await events_of(kind, service.address)
@@ -97,7 +97,7 @@ async def test_a_stream_outlives_its_connections(
     assert sequences == list(range(len(events)))
 
 
-async def test_a_finish_whose_status_was_lost_is_read_again(service: SteppedService) -> None:
+async def test_a_finished_event_without_its_status_is_read_again(service: SteppedService) -> None:
     whole = await whole_stream(service)
     reader = StreamReader()
     for response in whole:
@@ -170,7 +170,9 @@ async def test_another_process_continues_from_a_point(service: SteppedService) -
 
 
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-async def test_a_caller_that_leaves_cancels(service: SteppedService, kind: type) -> None:
+async def test_a_caller_that_stops_reading_cancels_the_request(
+    service: SteppedService, kind: type
+) -> None:
     options = {**OPTIONS, "max_tokens": 400}
     if kind is Client:
         async with Client(service.address, resume_grace_s=30.0) as client:

@@ -84,7 +84,7 @@ def num_reusable(before: Turn, after: Turn) -> int:
     return num_equal // BLOCK * BLOCK
 
 
-async def test_every_turn_finds_the_one_before_its_output_included() -> None:
+async def test_every_turn_reuses_the_blocks_of_the_previous_turn_and_its_output() -> None:
     async with (
         started("--block-size", str(BLOCK), "--fronts", "1") as served,
         served.channel() as c,
@@ -103,7 +103,7 @@ async def test_every_turn_finds_the_one_before_its_output_included() -> None:
         )
 
 
-async def test_a_window_bounds_a_conversation_and_keeps_its_beginning_between_cuts() -> None:
+async def test_a_window_limits_a_conversation_and_keeps_its_prefix_between_truncations() -> None:
     arguments = ("--block-size", str(BLOCK), "--fronts", "1")
     async with started(*simulated(), *arguments) as served, served.channel() as channel:
         conversation = [SYSTEM]

@@ -78,7 +78,7 @@ async def call_once(channel: grpc.aio.Channel, path: str) -> None:
         call.cancel()
 
 
-async def test_each_call_of_a_front_is_judged_once(
+async def test_each_call_of_a_front_is_authenticated_once(
     text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security, judged = for_all(premises), list[str]()
@@ -90,7 +90,7 @@ async def test_each_call_of_a_front_is_judged_once(
     assert judged == list(FRONT_METHODS)
 
 
-async def test_each_call_of_operators_is_judged_once(
+async def test_each_call_of_operators_is_authenticated_once(
     premises: Premises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security, judged = for_all(premises), list[str]()
@@ -107,7 +107,7 @@ async def test_each_call_of_operators_is_judged_once(
     assert judged == list(OPERATIONS_METHODS)
 
 
-async def test_a_policy_that_is_replaced_meanwhile_does_not_reject_an_admitted_request(
+async def test_a_policy_replaced_during_a_call_does_not_reject_an_admitted_request(
     text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security = premises.tokens()

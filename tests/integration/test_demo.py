@@ -110,7 +110,7 @@ async def test_a_killed_engine_changes_no_text() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("scene", "rows"), [("flood", 3), ("deadline", 2)])
-async def test_a_scene_is_played_to_its_end(scene: str, rows: int) -> None:
+async def test_the_demo_scene_completes(scene: str, rows: int) -> None:
     async with demo(f"--{scene}") as process:
         out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 

@@ -96,7 +96,7 @@ def work_off(engine: AuditedEngine, connections: FrontConnections, num_steps: in
     connections.wake()
 
 
-def test_integrity_is_checked_whenever_the_work_is_done(path: Path) -> None:
+def test_integrity_is_checked_whenever_the_engine_is_idle(path: Path) -> None:
     engine = AuditedEngine()
 
     def test(connections: FrontConnections) -> None:
@@ -132,7 +132,7 @@ class EndlesslyCheckedEngine(AuditedEngine):
         return False
 
 
-def test_work_that_arrives_is_done_before_the_next_piece(path: Path) -> None:
+def test_new_work_runs_before_the_next_part_of_an_integrity_check(path: Path) -> None:
     engine = EndlesslyCheckedEngine()
 
     def test(connections: FrontConnections) -> None:
@@ -176,13 +176,13 @@ class SelfPacedEngine(FakeEngine):
         return StepEvents(step=0, at_s=0.0)
 
     def next_notification(self) -> bytes:
-        """Return what the next step with news read; a step comes once in a while without any."""
+        """Return what the next step read from the pipe; skip steps that read nothing."""
         while not (reported := self.steps.get(timeout=PATIENCE_S)):
             pass
         return reported
 
 
-def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
+def test_a_self_paced_engine_steps_when_notified_or_due(path: Path) -> None:
     engine = SelfPacedEngine()
 
     def test(connections: FrontConnections) -> None:

@@ -53,7 +53,9 @@ class BeatingPublisher(StatusPublisher):
         self.rounds.put(None)
 
 
-def test_an_idle_loop_continues_and_runs_its_tasks(path: Path, board_fd: int) -> None:
+def test_an_idle_loop_sends_heartbeats_and_runs_its_periodic_tasks(
+    path: Path, board_fd: int
+) -> None:
     dispatcher = Dispatcher(FakeEngine(), hello(), kept_limits=KEPT_LIMITS)
     board, view = EngineBoard(board_fd, 3), BoardView(board_fd)
     done: queue.Queue[str] = queue.Queue()
@@ -166,7 +168,7 @@ def test_the_board_shows_how_busy_the_engine_is(board_fd: int) -> None:
     bench.close()
 
 
-def test_suspects_run_one_after_the_other_and_innocents_at_once(board_fd: int) -> None:
+def test_suspected_requests_run_one_by_one_and_the_others_at_once(board_fd: int) -> None:
     suspects = [SuspectedRequest(key=key(number), num_probation_tokens=2) for number in (1, 2)]
     bench = Bench(board_fd, *suspects, max_num_seqs=8)
     bench.submit(1, 2, 3, num_replays=1)
@@ -186,7 +188,7 @@ def test_suspects_run_one_after_the_other_and_innocents_at_once(board_fd: int) -
     bench.close()
 
 
-def test_the_poison_is_answered_without_touching_the_engine(board_fd: int) -> None:
+def test_a_quarantined_request_is_rejected_without_reaching_the_engine(board_fd: int) -> None:
     bench = Bench(board_fd, SuspectedRequest(key=key(1), is_poison=True))
     bench.submit(1, num_replays=1)
     assert not bench.engine.has_work

@@ -344,8 +344,8 @@ CASES = [
 
 
 def request(words: str) -> pb.GenerateRequest:
-    """Parse `words`, in protobuf text format; set every field for which a server would draw a
-    random value.
+    """Parse `words`, in protobuf text format. An absent prompt becomes "hello"; an absent request
+    id and seed, for which a server would draw random values, become constants.
     """
     message = text_format.Parse(words, pb.GenerateRequest())
     if message.WhichOneof("prompt") is None:
@@ -358,7 +358,9 @@ def request(words: str) -> pb.GenerateRequest:
 
 
 async def seen(served: ServedFront, words: str) -> Seen:
-    """Return what the engine receives for a request and what its stream delivers."""
+    """Return what the engine receives for a request and what its stream delivers, or the reason of
+    its rejection.
+    """
     call = served.stub.Generate(request(words))
     answer = asyncio.ensure_future(collect(call))
     submission = asyncio.ensure_future(served.port.next_submission())

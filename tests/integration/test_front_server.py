@@ -94,9 +94,11 @@ async def test_drain_lets_live_requests_finish_and_rejects_new_ones(served: Serv
         await drain
 
 
-async def test_a_request_after_the_last_has_gone_is_rejected(served: ServedFront) -> None:
-    """It is rejected, not cancelled, as gRPC core does with calls that arrive during
-    its shutdown.
+async def test_a_request_after_the_last_one_ended_in_a_drain_is_rejected(
+    served: ServedFront,
+) -> None:
+    """The server rejects such a request with DRAINING; gRPC core would cancel a call that arrives
+    during its shutdown.
     """
     call = served.stub.Generate(text_request())
     (spec,) = await served.port.next_submission()

@@ -31,7 +31,7 @@ class Beats(ServiceListener):
         return beat.is_engine_up, beat.epoch
 
 
-async def test_an_engine_that_comes_or_goes_is_reported_at_once(
+async def test_an_engine_that_connects_or_disconnects_is_reported_at_once(
     text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat_timer, "_TICK_S", 3600.0)

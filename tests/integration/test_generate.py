@@ -16,7 +16,7 @@ from support.generate_requests import text_request
 from support.patience import PATIENCE_S
 
 
-async def test_stream_delivers_text_accounts_and_one_end(served: ServedFront) -> None:
+async def test_a_stream_delivers_text_usage_and_one_end(served: ServedFront) -> None:
     call = served.stub.Generate(text_request("The quality", request_id="r-1"))
     (spec,) = await served.port.next_submission()
     ids = served.encode(" of mercy")
@@ -122,7 +122,7 @@ async def test_prompt_logprobs_and_echo_come_before_the_tokens(served: ServedFro
     assert len(records[1].top_logprobs) == 1
 
 
-async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
+async def test_generate_once_returns_the_complete_response(served: ServedFront) -> None:
     message = pb.GenerateOnceRequest(generation=text_request("hello"))
     message.generation.sampling.num_outputs = 2
     call = asyncio.ensure_future(served.stub.GenerateOnce(message))

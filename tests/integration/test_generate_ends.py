@@ -19,7 +19,9 @@ from support.generate_requests import text_request
 from support.patience import PATIENCE_S
 
 
-async def test_cancel_rpc_ends_the_stream_well_with_its_text(served: ServedFront) -> None:
+async def test_the_cancel_rpc_ends_the_stream_with_its_text_and_status_ok(
+    served: ServedFront,
+) -> None:
     call = served.stub.Generate(text_request("hello", request_id="to-cancel"))
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
@@ -48,7 +50,9 @@ async def test_cancel_finds_requests_of_other_fronts_or_returns_not_found(
     assert error.request_id == "nowhere"
 
 
-async def test_same_id_in_flight_is_rejected_and_the_first_unharmed(served: ServedFront) -> None:
+async def test_a_duplicate_request_id_is_rejected_and_the_first_request_unaffected(
+    served: ServedFront,
+) -> None:
     first = served.stub.Generate(text_request("hello", request_id="same"))
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -120,7 +124,7 @@ async def test_a_grpc_deadline_beyond_the_servers_limit_ends_there(text: ModelTe
         assert rich_error(caught.value).info.metadata["deadline"] == "server"
 
 
-async def test_a_lost_engine_ends_every_stream_without_replay_and_is_replaced(
+async def test_without_replay_a_lost_engine_ends_every_stream_and_is_replaced(
     text: ModelText,
 ) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, max_replays=0)
@@ -148,7 +152,7 @@ async def test_a_lost_engine_ends_every_stream_without_replay_and_is_replaced(
         await collect(call)
 
 
-async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> None:
+async def test_a_lost_engine_only_delays_streams_with_replay(served: ServedFront) -> None:
     calls = [served.stub.Generate(text_request("hello")) for _ in range(3)]
     specs = [(await served.port.next_submission())[0] for _ in calls]
     for spec in specs:
@@ -167,7 +171,7 @@ async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> No
         assert reported[-1].HasField("finished")
 
 
-async def test_one_poisoned_stream_does_not_harm_the_others(
+async def test_a_faulty_stream_does_not_affect_the_others(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine omits the log probabilities of one request: a fault on the front's side."""

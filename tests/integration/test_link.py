@@ -134,7 +134,7 @@ async def test_cancel_ends_a_running_request(real: EngineLink, path: Path) -> No
     assert end.reason is FinishReason.STOP
 
 
-async def test_a_front_that_leaves_takes_its_requests_along(
+async def test_a_disconnected_front_cancels_its_requests(
     engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     async with front(path, 1) as (port, _):
@@ -144,7 +144,7 @@ async def test_a_front_that_leaves_takes_its_requests_along(
     assert gone == {1 << 32 | 1, 1 << 32 | 2}
 
 
-async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(
+async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_connected(
     listener: socket.socket, path: Path
 ) -> None:
     first = run(listener, FakeEngine(), epoch=1)
@@ -167,14 +167,16 @@ async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(
     assert received.lost.qsize() == 1  # by its own close
 
 
-def test_the_same_on_the_loop_that_fronts_run_on(listener: socket.socket, path: Path) -> None:
+def test_the_loss_of_an_engine_is_reported_once_on_uvloop(
+    listener: socket.socket, path: Path
+) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
-            test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(listener, path)
+            test_the_loss_of_an_engine_is_reported_once_and_the_next_one_connected(listener, path)
         )
 
 
-async def test_a_pending_question_fails_with_the_engine(
+async def test_a_pending_query_fails_when_the_engine_is_lost(
     listener: socket.socket, path: Path
 ) -> None:
     silent = threading.Event()
@@ -201,7 +203,7 @@ async def test_a_pending_question_fails_with_the_engine(
     thread.join(PATIENCE_S)
 
 
-def test_many_frames_at_once_leave_time_for_steps(
+def test_many_frames_at_once_do_not_block_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
     """Further frames of every front are processed in the next poll, in their order."""
@@ -252,7 +254,7 @@ def test_many_frames_at_once_leave_time_for_steps(
     ],
     ids=["noise", "truncated", "engine frame", "second hello", "foreign key", "key twice"],
 )
-async def test_a_front_that_breaks_the_protocol_is_dropped_alone(
+async def test_only_the_front_that_breaks_the_protocol_is_disconnected(
     engine: EngineLink, fake: FakeEngine, path: Path, bad: bytes
 ) -> None:
     with raw_front(path, 1) as broken:
@@ -277,7 +279,7 @@ async def test_a_front_that_reconnects_replaces_its_old_connection(
             await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
 
 
-async def test_a_front_that_leaves_too_much_unread_is_dropped(
+async def test_a_front_with_too_many_unread_bytes_is_disconnected(
     engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     with raw_front(path, 1) as stalled:
@@ -289,7 +291,7 @@ async def test_a_front_that_leaves_too_much_unread_is_dropped(
 
 
 @pytest.mark.parametrize("num_read", [0, 1 << 20], ids=["nothing", "too little"])
-async def test_a_front_that_reads_too_little_is_dropped(
+async def test_a_front_that_reads_too_slowly_is_disconnected(
     listener: socket.socket, fake: FakeEngine, path: Path, num_read: int
 ) -> None:
     """The age of the oldest unread byte counts, not the time since the last read."""

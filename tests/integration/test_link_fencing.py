@@ -66,7 +66,7 @@ async def fronted(path: Path) -> AsyncGenerator[tuple[Engines, Recorder]]:
             await port.close()
 
 
-async def test_an_engine_that_wakes_up_after_its_successor_is_ignored() -> None:
+async def test_an_engine_that_resumes_after_its_successor_started_is_ignored() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as second:
@@ -87,7 +87,7 @@ async def test_an_engine_that_wakes_up_after_its_successor_is_ignored() -> None:
                 assert news.tokens.tolist() == [7]
 
 
-async def test_the_same_engine_may_be_lost_and_found() -> None:
+async def test_a_front_may_reconnect_to_the_same_engine() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             for _ in range(2):

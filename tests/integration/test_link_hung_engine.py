@@ -16,7 +16,7 @@ from support.link import front, hello, socket_path, spec
 from support.patience import PATIENCE_S
 
 
-async def test_an_engine_that_reads_nothing_is_lost_and_cancels_do_not_raise(
+async def test_an_engine_that_stops_reading_is_disconnected_and_cancels_do_not_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unix_port, "_MAX_UNSENT_BYTES", 1 << 16)

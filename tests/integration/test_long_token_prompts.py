@@ -98,7 +98,7 @@ async def test_unknown_ids_of_a_long_one_are_named(
 
 
 @pytest.mark.parametrize(("num_ids", "max_tokens"), [(512, 1), (600, 1), (500, 13)])
-async def test_what_cannot_fit_is_rejected_unconverted(
+async def test_a_prompt_that_cannot_fit_is_rejected_without_conversion(
     served: ServedFront, conversions: Conversions, num_ids: int, max_tokens: int
 ) -> None:
     message = request([72] * num_ids)
@@ -109,7 +109,7 @@ async def test_what_cannot_fit_is_rejected_unconverted(
     assert conversions.are_on_loop == []
 
 
-async def test_others_of_a_stream_do_not_wait_for_a_conversion(
+async def test_a_conversion_does_not_block_other_requests_of_its_stream(
     served: ServedFront, conversions: Conversions
 ) -> None:
     conversions.released.clear()

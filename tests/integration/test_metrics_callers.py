@@ -44,7 +44,7 @@ def test_clients_that_only_hold_connections_block_no_other(harness: Harness) -> 
             holder.close()
 
 
-def test_of_too_many_silent_accounts_the_oldest_goes(harness: Harness) -> None:
+def test_the_oldest_of_too_many_silent_connections_is_closed(harness: Harness) -> None:
     holders = [harness.connect() for _ in range(MAX_SILENT + 1)]
     try:
         assert holders[0].recv(1) == b""
@@ -89,7 +89,9 @@ def scrapes(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowS
         caller.close()
 
 
-def test_the_last_seats_are_for_scrapes(harness: Harness, scrapes: SlowScrapes) -> None:
+def test_the_last_connections_are_reserved_for_scrapes(
+    harness: Harness, scrapes: SlowScrapes
+) -> None:
     scrapes.begin(MAX_OTHER_CALLS)
 
     for path in ("/", "/status.json", "/metrics/"):

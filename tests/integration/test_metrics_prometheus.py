@@ -221,8 +221,8 @@ MOVED = (
 
 
 @pytest.mark.nightly
-async def test_every_query_has_data_of_a_service_under_load(tmp_path: Path) -> None:
-    """Requests wait, are preempted and are rejected; the load kills one engine."""
+async def test_every_query_has_data_for_a_service_under_load(tmp_path: Path) -> None:
+    """Under the load, requests wait, are preempted and are rejected, and an engine is killed."""
     arguments = (
         *simulated(),
         *("--fronts", "2", "--metrics-port", "0", "--num-blocks", "24", "--max-num-seqs", "8"),

@@ -88,7 +88,7 @@ async def test_every_end_is_counted_once() -> None:
             await channel.close()
 
 
-async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> None:
+async def test_requests_that_end_in_an_idle_engine_are_removed_from_its_gauges() -> None:
     arguments = (*simulated(step_s=0.05), *ARGUMENTS, "--max-num-seqs", "1")
     async with started(*arguments) as service, service.channel() as channel:
         running = Stream(channel, 900)
@@ -130,7 +130,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
         assert total(samples, "kv_cache_blocks") == value(samples, "kv_cache_total_blocks")
 
 
-async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_continue() -> None:
+async def test_an_engine_crash_makes_its_requests_wait_and_counters_continue() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         async with service.channel() as channel:
             running = Stream(channel, 300)

@@ -77,7 +77,7 @@ async def streaming(
     assert log.recorder.dropped_records == {}
 
 
-async def test_requests_that_end_well_or_are_rejected(text: ModelText) -> None:
+async def test_completed_and_rejected_requests_leave_one_record_each(text: ModelText) -> None:
     async with streaming(text) as stream:
         await stream.run(await stream.begin(1))
         record = await stream.record(C.OK)
@@ -97,7 +97,7 @@ async def test_requests_that_end_well_or_are_rejected(text: ModelText) -> None:
     assert len(stream.log.records) == 4, "none for the call itself"
 
 
-async def test_a_key_in_use_ends_the_call_and_all_that_is_on_it(text: ModelText) -> None:
+async def test_a_duplicate_key_ends_the_call_and_all_its_requests(text: ModelText) -> None:
     async with streaming(text) as stream:
         await stream.begin(1)
         await stream.send(submit(1))
@@ -108,7 +108,7 @@ async def test_a_key_in_use_ends_the_call_and_all_that_is_on_it(text: ModelText)
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "stop", "engine lost"])
-async def test_what_a_dropped_stream_leaves_behind(text: ModelText, how: str) -> None:
+async def test_a_dropped_stream_leaves_one_record_per_request(text: ModelText, how: str) -> None:
     expected = {
         "cancel": (C.CANCELLED, ""),
         "deadline": (C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
@@ -135,7 +135,7 @@ async def test_what_a_dropped_stream_leaves_behind(text: ModelText, how: str) ->
     assert len(stream.log.records) == len(keys)
 
 
-async def test_a_stalled_reader_takes_its_requests_along(text: ModelText) -> None:
+async def test_a_stalled_reader_ends_all_its_requests(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, max_backlog_tokens=16)
     async with streaming(text, config) as stream:
         key = await stream.begin(1, credit=0)
@@ -145,7 +145,7 @@ async def test_a_stalled_reader_takes_its_requests_along(text: ModelText) -> Non
         stream.call.cancel()
 
 
-async def test_whose_trace_a_request_belongs_to(text: ModelText) -> None:
+async def test_a_request_belongs_to_its_own_or_the_calls_trace(text: ModelText) -> None:
     metadata = (("traceparent", f"00-{CALL_TRACE}-{'1' * 16}-00"),)
     async with streaming(text, metadata=metadata) as stream:
         for number, (own, parent) in enumerate(
@@ -169,7 +169,7 @@ async def test_whose_trace_a_request_belongs_to(text: ModelText) -> None:
         stream.call.cancel()
 
 
-async def test_a_bug_in_one_request_is_that_requests(
+async def test_an_internal_error_fails_only_its_request(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with streaming(text) as stream:

@@ -113,7 +113,7 @@ async def test_a_profile_of_each_process_is_a_speedscope_file(site: Site) -> Non
 
 
 @shared
-async def test_a_flight_record_comes_over_the_line_and_into_a_file(site: Site) -> None:
+async def test_a_flight_record_is_returned_and_written_to_a_file(site: Site) -> None:
     service, operations = site
     before = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
     num_before = before.recording().totals["num_output_tokens"]
@@ -193,7 +193,7 @@ async def test_an_operator_drains_the_service() -> None:
         assert [line for line in service.stderr if "an operator: draining, at most 0.2 s" in line]
 
 
-async def test_every_process_takes_a_log_level_and_so_do_those_that_follow() -> None:
+async def test_a_log_level_applies_to_all_current_and_later_processes() -> None:
     async with observed(*simulated(), *FRONT) as (service, operations):
         await operations.set_log_level(LogLevel.DEBUG)
         await service.until_logged("log level debug, by an operator")

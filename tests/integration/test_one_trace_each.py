@@ -309,7 +309,7 @@ async def drain(site: Site) -> None:
     assert await site.service.ended() == 0
 
 
-async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
+async def test_every_kind_of_end_gives_one_trace() -> None:
     with grpc_receiver() as collector:
         arguments = (
             *(*simulated(step_s=0.02), *OPTIONS, "--deadline-admission", "off"),
@@ -328,7 +328,7 @@ async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
         check_traces(collector.spans(), site.expected)
 
 
-async def test_one_that_cannot_meet_its_deadline_is_one_trace() -> None:
+async def test_a_request_that_cannot_meet_its_deadline_gives_one_trace() -> None:
     # Steps are long enough to be regular even on a busy machine; otherwise nothing is predicted.
     cost = '{"step_s": 0.1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:

@@ -70,7 +70,7 @@ async def watched(operator: Face, num: int, **options: Any) -> Any:
     return await operator.items("watch_stats", until=lambda items: len(items) == num, **options)
 
 
-def test_both_clients_offer_the_same() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     def face(kind: type) -> dict[str, tuple[Any, ...]]:
         return {
             name: tuple(
@@ -110,7 +110,7 @@ async def test_stats_are_values_in_seconds(each_operator: Face) -> None:
         await each_operator.call("get_stats", "other")
 
 
-async def test_a_watch_ends_when_its_reader_leaves(
+async def test_a_watch_ends_when_its_reader_stops(
     each_operator: Face, operations: ServedOperations
 ) -> None:
     operations.fake.snapshots = [

@@ -100,7 +100,7 @@ async def test_readers_of_a_flight_record_are_limited(
 
 
 @pytest.mark.parametrize("limit", ["MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"])
-async def test_a_reader_that_does_not_read_is_cut(
+async def test_a_stalled_reader_of_a_flight_record_is_disconnected(
     operations: ServedOperations, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(operations_methods, limit, 0.05)

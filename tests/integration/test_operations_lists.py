@@ -58,7 +58,7 @@ async def test_lists_are_filtered(operations: ServedOperations) -> None:
     assert await ids(model="tiny", state=state_pb2.REQUEST_STATE_PENDING) == ["request-2"]
 
 
-async def test_pages_make_the_list_although_requests_come_and_go(
+async def test_pages_are_complete_although_requests_start_and_end(
     operations: ServedOperations,
 ) -> None:
     operations.fake.requests = numbered(250)
@@ -80,7 +80,7 @@ async def test_pages_make_the_list_although_requests_come_and_go(
     assert len(seen) == len(set(seen)) == 252
 
 
-async def test_a_page_continues_by_name_when_the_clock_was_set(
+async def test_a_page_continues_after_the_clock_was_set(
     operations: ServedOperations,
 ) -> None:
     operations.fake.requests = numbered(4)
@@ -134,3 +134,4 @@ async def test_one_request_is_found_by_id_and_tenant(operations: ServedOperation
             grpc.StatusCode.NOT_FOUND,
             "REQUEST_NOT_FOUND",
         )
+        assert error.request_id == missing.request_id

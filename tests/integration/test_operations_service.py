@@ -42,7 +42,7 @@ def duration(value_s: float) -> Duration:
         (False, False, 1, model_pb2.MODEL_STATE_RECOVERING),
     ],
 )
-async def test_where_a_model_stands(
+async def test_the_state_of_a_model(
     operations: ServedOperations, is_draining: bool, is_up: bool, epoch: int, state: int
 ) -> None:
     model = dataclasses.replace(MODEL, is_up=is_up, epoch=epoch, mean_step_s=None)
@@ -154,7 +154,7 @@ async def test_malformed_bytes_are_reported_as_such(operations: ServedOperations
     )
 
 
-async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedOperations) -> None:
+async def test_a_watch_ends_when_the_server_stops(operations: ServedOperations) -> None:
     call = operations.stub.WatchStats(pb.WatchStatsRequest(interval=duration(3600)))
     async with asyncio.timeout(PATIENCE_S):
         await call.read()
@@ -176,7 +176,7 @@ async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedOperati
         lambda stub: stub.Profile(pb.ProfileRequest()),
     ],
 )
-async def test_what_is_not_available_now_is_reported_with_its_reason(
+async def test_an_operations_error_is_reported_with_its_reason(
     operations: ServedOperations, call: Any
 ) -> None:
     operations.fake.error = OperationsError("the engine does not respond")
@@ -231,7 +231,7 @@ async def test_a_port_that_is_taken_is_an_error(operations: ServedOperations) ->
         await OperationsServer(FakeOperations(), "127.0.0.1", port).start()
 
 
-async def test_a_port_that_is_reserved_for_it_is_taken_over() -> None:
+async def test_a_reserved_port_is_taken_over() -> None:
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reservation.bind(("127.0.0.1", 0))

@@ -73,7 +73,7 @@ def test_the_cheapest_of_a_file_of_candidates(
     assert document["window"]["num_requests"] == 30
 
 
-def test_no_candidate_within_the_limit_is_code_1_with_a_report(
+def test_no_candidate_within_the_limit_exits_with_code_1_and_a_report(
     penstock: Command, trace: Path, tmp_path: Path
 ) -> None:
     report = tmp_path / "report"

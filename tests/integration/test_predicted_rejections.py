@@ -108,7 +108,7 @@ async def test_a_full_queue_has_a_retry_time(served: ServedFront) -> None:
     assert (error.estimate_s, error.retry_after_s) == (None, 3.0)
 
 
-async def test_a_quota_is_waited_for_and_tried_again(served: ServedFront) -> None:
+async def test_a_request_beyond_the_quota_is_retried_after_the_delay(served: ServedFront) -> None:
     slept_s: list[float] = []
 
     async def sleep(duration_s: float) -> None:

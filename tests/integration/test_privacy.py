@@ -244,7 +244,7 @@ def check_that_it_was_looked_at(site: Site, collector: Receiver) -> None:
     assert b"penstock_requests_total" in site.reported["/metrics"]
 
 
-async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path) -> None:
+async def test_case_46_no_output_contains_a_secret(tmp_path: Path) -> None:
     with grpc_receiver() as collector:
         async with watched(collector, tmp_path, "--log-format", "json") as site:
             await go_through_it(site)
@@ -260,8 +260,8 @@ async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path) 
         assert canaries.find(site.reported, sought_in(site)) == []
 
 
-async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: Path) -> None:
-    """Nor in a plain-text log."""
+async def test_captured_content_is_only_in_spans(tmp_path: Path) -> None:
+    """With --trace-content on, prompts and outputs are in spans, but in no log, metric or file."""
     with grpc_receiver() as collector:
         async with watched(collector, tmp_path, "--trace-content", "on") as site:
             await go_through_it(site)

@@ -51,7 +51,9 @@ async def relay(service: ReplicaService) -> AsyncIterator[Relay]:
     await relay.close()
 
 
-async def test_calls_pass_as_bytes_with_their_ends(service: ReplicaService, relay: Relay) -> None:
+async def test_calls_are_relayed_as_bytes_with_their_statuses(
+    service: ReplicaService, relay: Relay
+) -> None:
     async with contextlib.AsyncExitStack() as stack:
         listed = await relay.unary(METHODS["ListModels"], b"", ())
         assert listed.ending.code is grpc.StatusCode.OK
@@ -111,7 +113,7 @@ async def test_a_stream_ends_when_both_sides_have_sent_all(relay: Relay) -> None
     assert ending.code is grpc.StatusCode.OK
 
 
-async def test_a_stream_whose_caller_breaks_off_is_cancelled(relay: Relay) -> None:
+async def test_a_stream_whose_caller_disconnects_is_cancelled(relay: Relay) -> None:
     async def requests() -> AsyncIterator[bytes]:
         yield submit(1, edit=_long).SerializeToString()
         raise ConnectionError("the caller is gone")
@@ -122,7 +124,7 @@ async def test_a_stream_whose_caller_breaks_off_is_cancelled(relay: Relay) -> No
     assert ending.code is grpc.StatusCode.CANCELLED
 
 
-def test_a_service_ends_when_it_must_and_is_missed_when_it_is_gone() -> None:
+def test_the_exit_of_a_drained_service_is_detected() -> None:
     service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
     try:
         service.check()
@@ -139,7 +141,7 @@ def test_a_service_that_cannot_start_reports_it(capfd: pytest.CaptureFixture[str
     assert "--executor" in capfd.readouterr().err
 
 
-def test_a_service_that_is_not_ready_in_time_is_not_left_behind() -> None:
+def test_a_service_that_is_not_ready_in_time_is_killed() -> None:
     with pytest.raises(ReplicaServiceFailed, match="in time"):
         ReplicaService(OPTIONS, start_timeout_s=0.0)
 

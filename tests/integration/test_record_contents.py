@@ -28,7 +28,7 @@ async def site(text: ModelText) -> AsyncIterator[tuple[ServedFront, RecordLog]]:
 
 
 @pytest.mark.parametrize("is_traced", [True, False])
-async def test_trace_context_goes_in_and_out(text: ModelText, is_traced: bool) -> None:
+async def test_trace_context_is_read_and_returned(text: ModelText, is_traced: bool) -> None:
     trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     metadata = (("traceparent", f"00-{trace_id}-{span_id}-01"), ("tracestate", "a=1"))
     async with logged(text, is_tracing=is_traced) as (served, log):
@@ -72,7 +72,7 @@ async def test_a_bad_context_begins_a_trace_and_fails_no_call(
     assert any(trace.trace_id)
 
 
-async def test_a_rejection_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
+async def test_a_rejection_names_its_trace_and_precedes_any_header(text: ModelText) -> None:
     async with logged(text, FrontConfig(acceptance_delay_s=60.0)) as (served, log):
         call = Call(served.channel, "Generate", text_request())
         served.port.fail(await served.port.next_key(), FailureReason.QUEUE_FULL)
@@ -121,7 +121,7 @@ def content_of(record: RequestRecord) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("style", STYLES[:2])
-async def test_content_is_reported_where_it_was_asked_for(text: ModelText, style: str) -> None:
+async def test_content_is_recorded_if_capture_is_enabled(text: ModelText, style: str) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, has_content=True)
     async with logged(text, config) as (served, log):
         message = text_request("x" * 400)
@@ -138,7 +138,7 @@ async def test_content_is_reported_where_it_was_asked_for(text: ModelText, style
         assert content_of(await log.next()) == ("x" * 400, ("abc", "de"))
 
 
-async def test_nothing_of_the_content_is_in_a_record_by_default(
+async def test_by_default_a_record_contains_no_content(
     site: tuple[ServedFront, RecordLog],
 ) -> None:
     served, log = site

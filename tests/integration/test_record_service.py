@@ -64,7 +64,7 @@ async def record(folder: Path) -> None:
         assert await service.ended() == 0
 
 
-async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
+async def test_a_recorded_service_can_be_replayed(tmp_path: Path) -> None:
     folder = tmp_path / "record"
     await record(folder)
 
@@ -111,8 +111,8 @@ async def test_a_folder_that_cannot_be_created_is_reported_at_once(tmp_path: Pat
     assert not service.stdout
 
 
-async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> None:
-    """It is lost after the check at the start: an engine restart must not need the disk."""
+async def test_a_lost_record_folder_does_not_stop_the_service(tmp_path: Path) -> None:
+    """The folder is lost after the check at the start: an engine restart must not need the disk."""
     folder = tmp_path / "record"
     async with started("--record", str(folder), *simulated()) as service:
         engine_pid = await service.next_pid("engine")

@@ -84,7 +84,7 @@ async def test_prompt_text_is_never_in_an_error(served: ServedFront) -> None:
 async def test_every_rejection_of_a_request_has_its_id(
     served: ServedFront, request_id: str | None
 ) -> None:
-    """The client's id if it is valid, otherwise one that the server generated."""
+    """It is the client's id if that is valid, otherwise one that the server generated."""
     limited = served.server.front.prompts.quotas = TextQuotas(
         lambda _: TenantQuota(max_requests_per_minute=1)
     )
@@ -124,7 +124,7 @@ SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
 
 
 @pytest.mark.parametrize("path", sorted(UNSUPPORTED_FIELDS))
-async def test_fields_to_come_are_unimplemented_by_name(served: ServedFront, path: str) -> None:
+async def test_unsupported_fields_are_unimplemented_by_name(served: ServedFront, path: str) -> None:
     message = text_request()
     SET_FIELD[path](message)
     error = rich_error(await rejection(served, message))
@@ -136,7 +136,9 @@ async def test_fields_to_come_are_unimplemented_by_name(served: ServedFront, pat
 
 
 @pytest.mark.parametrize("method", sorted(UNIMPLEMENTED_METHODS))
-async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, method: str) -> None:
+async def test_unsupported_methods_are_unimplemented_by_name(
+    served: ServedFront, method: str
+) -> None:
     path = f"/{method}"
     channel = cast("Any", served.channel)
     calls: dict[str, Callable[[], Any]] = {
@@ -156,7 +158,7 @@ def test_features_reported_and_rejected_have_the_same_names() -> None:
     assert set(UNSUPPORTED_FIELDS.values()) <= published
 
 
-async def test_an_answer_in_one_message_is_not_cut_into_chunks(served: ServedFront) -> None:
+async def test_a_unary_response_is_not_split_into_chunks(served: ServedFront) -> None:
     message = text_request(request_id="mine")
     message.output.min_chunk_tokens = 1
     message.output.max_chunk_delay.FromMilliseconds(5)

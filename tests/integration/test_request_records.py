@@ -125,7 +125,7 @@ ENDS: dict[str, End] = {
 
 @pytest.mark.parametrize("style", STYLES[:2])
 @pytest.mark.parametrize("name", ENDS)
-async def test_every_end_has_its_one_record(text: ModelText, style: str, name: str) -> None:
+async def test_every_kind_of_end_leaves_one_record(text: ModelText, style: str, name: str) -> None:
     end = ENDS[name]
     async with logged(text) as (served, log):
         if end.prepare is not None:
@@ -148,7 +148,7 @@ async def test_every_end_has_its_one_record(text: ModelText, style: str, name: s
 
 
 @pytest.mark.parametrize("style", STYLES[:2])
-async def test_a_good_end_is_reported_in_full(
+async def test_a_successful_request_is_recorded_completely(
     site: tuple[ServedFront, RecordLog], style: str
 ) -> None:
     served, log = site
@@ -181,7 +181,7 @@ async def test_a_good_end_is_reported_in_full(
     assert len(record.trace.span_id) == 8
 
 
-async def test_a_rejected_request_has_nothing_it_never_had(
+async def test_the_record_of_a_rejected_request_has_no_engine_data(
     site: tuple[ServedFront, RecordLog],
 ) -> None:
     served, log = site

@@ -37,7 +37,7 @@ async def whole_of(text: ModelText, message: pb.GenerateRequest) -> list[pb.Gene
         return await service.end_of(service.stub.Generate(message))
 
 
-async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
+async def test_resume_waits_for_an_engine(text: ModelText) -> None:
     whole = await whole_of(text, resumable(30))
     async with mortal_fronts(text) as site:
         first, second = site.fronts
@@ -67,7 +67,7 @@ async def test_a_resume_waits_no_longer_for_an_engine_than_requests_do(
         assert error.retry_s is not None
 
 
-async def test_a_request_on_its_way_is_neither_missed_nor_doubled(
+async def test_a_request_in_transfer_is_neither_lost_nor_duplicated(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await whole_of(text, resumable(200))
@@ -98,7 +98,7 @@ async def test_a_request_on_its_way_is_neither_missed_nor_doubled(
         assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
 
 
-async def test_results_go_from_engine_to_engine_until_their_time_is_up(text: ModelText) -> None:
+async def test_results_are_passed_to_new_engines_until_their_grace_ends(text: ModelText) -> None:
     async with mortal_fronts(text) as site:
         first, second = site.fronts
         reported = await first.end_of(first.stub.Generate(resumable(30)))
@@ -115,7 +115,7 @@ async def test_results_go_from_engine_to_engine_until_their_time_is_up(text: Mod
         assert first.link.dispatcher.kept.num_bytes == 0
 
 
-async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> None:
+async def test_concurrent_resumes_on_several_fronts_all_succeed(text: ModelText) -> None:
     async with stepped(text) as first, another_front(first) as second:
         reported = await lose(first, first.stub.Generate(resumable(60)), 5)
         calls = [
@@ -159,7 +159,9 @@ async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
-async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_ended: bool) -> None:
+async def test_after_a_lost_front_a_stream_resumes_at_any_point(
+    text: ModelText, is_ended: bool
+) -> None:
     message = resumable(60)
     message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
     whole = await whole_of(text, message)
@@ -183,7 +185,7 @@ async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_e
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "cancelled", "taken back"])
-async def test_others_have_their_turn_while_a_history_is_taken_in(
+async def test_restoring_a_long_history_does_not_block_other_requests(
     text: ModelText,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -235,7 +237,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "prompt is rejected"])
-async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
+async def test_a_cancel_during_tokenisation_for_a_resume_ends_the_request(
     text: ModelText, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     async with mortal_fronts(text) as site:
@@ -293,7 +295,9 @@ async def one_of_two_ends(text: ModelText) -> pb.GenerateRequest:
     return message
 
 
-async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: ModelText) -> None:
+async def test_a_reconnected_front_replays_a_request_in_the_engine_that_kept_it(
+    text: ModelText,
+) -> None:
     message = await one_of_two_ends(text)
     whole = await whole_of(text, message)
     async with mortal_fronts(text) as site:

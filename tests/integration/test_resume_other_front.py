@@ -126,7 +126,7 @@ async def received_before_the_end(
 
 @edits
 @pytest.mark.parametrize(("num_read", "num_more"), [(1, 0), (9, 3), (9, 100)])
-async def test_what_a_lost_front_had_continues(
+async def test_requests_of_a_lost_front_continue(
     fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int, num_more: int
 ) -> None:
     first, second = fronts
@@ -154,7 +154,7 @@ async def test_what_a_lost_front_had_continues(
     [(9, [1, 1]), (9, [1000])],
     ids=["too many outputs", "tokens that never were"],
 )
-async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
+async def test_mismatched_token_counts_are_out_of_range_and_change_nothing(
     fronts: tuple[SteppedService, SteppedService], next_sequence: int, num_received: list[int]
 ) -> None:
     first, second = fronts
@@ -184,7 +184,7 @@ async def test_a_cancelled_resume_does_not_lose_the_stream(
     assert unbroken([*reported, *(r.response for r in rest)])
 
 
-async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
+async def test_a_front_that_disconnects_during_a_resume_leaves_its_requests(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
@@ -213,7 +213,7 @@ async def test_a_drained_front_leaves_its_streams_to_others(text: ModelText) -> 
         assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
-async def test_another_tenant_does_not_find_it_elsewhere_either(text: ModelText) -> None:
+async def test_another_tenant_cannot_resume_on_another_front(text: ModelText) -> None:
     key = "x-tenant"
     front = FrontConfig(tenant_metadata_key=key)
     async with (

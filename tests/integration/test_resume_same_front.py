@@ -139,7 +139,7 @@ async def test_an_older_reader_of_an_ended_request_is_superseded(
 @pytest.mark.parametrize(
     ("request_id", "metadata"), [("unknown", "a"), ("r", "b")], ids=["unknown", "another's"]
 )
-async def test_only_the_tenant_that_has_it_finds_it(
+async def test_only_the_tenant_of_a_request_can_resume_it(
     text: ModelText, request_id: str, metadata: str
 ) -> None:
     front = FrontConfig(tenant_metadata_key="x-tenant")
@@ -156,7 +156,7 @@ async def test_only_the_tenant_that_has_it_finds_it(
 
 
 @pytest.mark.parametrize("num_received", [[9], [1, 1]], ids=["tokens", "outputs"])
-async def test_counts_that_never_were_are_out_of_range(
+async def test_impossible_token_counts_are_out_of_range(
     service: SteppedService, num_received: list[int]
 ) -> None:
     reported = await service.end_of(service.stub.Generate(resumable()))
@@ -182,7 +182,9 @@ async def test_more_tokens_than_an_ended_request_has_are_out_of_range(
     assert rich_error(caught.value).info.reason == "SEQUENCE_UNAVAILABLE"
 
 
-async def test_a_sequence_near_the_end_of_its_field_is_named(service: SteppedService) -> None:
+async def test_a_sequence_near_the_maximum_is_rejected_by_its_field(
+    service: SteppedService,
+) -> None:
     await service.end_of(service.stub.Generate(resumable()))
     most = 2**63 - 1
     rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=most)))
@@ -244,7 +246,7 @@ async def test_cancel_while_no_call_reads(service: SteppedService) -> None:
     assert again.state == state_pb2.REQUEST_STATE_COMPLETED
 
 
-async def test_without_the_option_a_call_takes_its_request_along(service: SteppedService) -> None:
+async def test_without_resume_a_lost_call_cancels_its_request(service: SteppedService) -> None:
     message = resumable(num_tokens=400)
     message.ClearField("resume_timeout")
     call = service.stub.Generate(message)
@@ -256,7 +258,7 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_what_is_too_large_to_be_kept_is_rejected(text: ModelText) -> None:
+async def test_a_request_too_large_to_be_kept_is_rejected(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_bytes=900)) as service:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(service.stub.Generate(resumable(prompt=[300] * 470)))
@@ -284,7 +286,7 @@ async def test_a_resume_is_rejected_if_the_service_does_not_offer_it(text: Model
             assert rich_error(caught.value).info.metadata["feature"] == "resume"
 
 
-async def test_one_answer_has_nothing_to_resume(service: SteppedService) -> None:
+async def test_a_unary_request_cannot_be_resumed(service: SteppedService) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.GenerateOnce(pb.GenerateOnceRequest(generation=resumable()))
     assert "resume_timeout" in (caught.value.details() or "")
@@ -338,7 +340,7 @@ async def test_a_drain_does_not_wait_for_unread_streams(text: ModelText) -> None
             await service.server.drain(1000.0)
 
 
-async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(
+async def test_a_stalled_reader_loses_its_call_but_not_its_request(
     text: ModelText, service: SteppedService
 ) -> None:
     whole = await undisturbed(service, num_tokens=100)
@@ -353,7 +355,7 @@ async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(
         assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
-async def test_the_call_that_brought_a_request_has_its_record(service: SteppedService) -> None:
+async def test_the_call_that_submitted_a_request_has_its_record(service: SteppedService) -> None:
     log = RecordLog()
     service.front.accounts._recorder = log.recorder  # pyright: ignore[reportPrivateUsage]
     whole = service.stub.Generate(resumable(request_id="whole"))

@@ -142,7 +142,7 @@ class Secured:
             assert await generated(client) == 4
 
 
-async def test_case_46_tokens_are_in_nothing_that_is_let_out(premises: Premises) -> None:
+async def test_case_46_no_output_contains_a_credential(premises: Premises) -> None:
     tls = TlsConfig(ca=premises.authority.ca_file)
     files = ("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file))
     policy = ("--policy-file", str(premises.policy_file))

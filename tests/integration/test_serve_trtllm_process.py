@@ -33,7 +33,7 @@ async def test_without_the_package_the_service_states_what_to_install() -> None:
     assert "nvidia/tensorrt-llm/release" in message
 
 
-async def test_what_can_be_found_before_the_load_ends_it_before_anything_starts(
+async def test_configuration_errors_are_reported_before_any_process_starts(
     tmp_path: Path,
 ) -> None:
     engine = str(engine_folder(tmp_path / "engine"))

@@ -37,7 +37,7 @@ def core() -> bytes:
 
 
 def other(suffix: str, value: int) -> ServerOptions:
-    """Return the server option whose name has this suffix, with another value."""
+    """Return the server option whose name ends with `suffix`, with the value `value`."""
     (name,) = (name for name in NAMES if name.endswith(suffix))
     return ((name, value),)
 
@@ -118,7 +118,7 @@ async def test_a_connection_that_answers_no_ping_is_closed(text: ModelText) -> N
         assert connection.counts[h2.PING]
 
 
-async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelText) -> None:
+async def test_a_stream_beyond_the_connection_grace_is_closed(text: ModelText) -> None:
     keepalive = KeepaliveConfig(max_connection_age_s=3.0, max_connection_age_grace_s=0.1)
     async with serving(text, keepalive=keepalive) as served:
         message = text_request()
@@ -131,7 +131,7 @@ async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelTe
         assert keys == (spec.key,)
 
 
-async def test_old_connections_are_asked_to_leave(text: ModelText) -> None:
+async def test_old_connections_get_a_goaway(text: ModelText) -> None:
     keepalive = KeepaliveConfig(max_connection_age_s=0.1, max_connection_age_grace_s=60.0)
     async with (
         serving(text, keepalive=keepalive) as served,

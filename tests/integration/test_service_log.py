@@ -36,7 +36,7 @@ def probe_link(path: str) -> None:
         caller.connect(path)
 
 
-async def test_probes_and_an_orderly_stop_leave_no_trace_in_the_log() -> None:
+async def test_probes_and_a_clean_stop_log_nothing() -> None:
     arguments = ("--fronts", "2", "--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), *arguments) as service:
         link = (await service.until_logged("starting:")).split("link=")[1].strip()
@@ -65,7 +65,7 @@ async def test_probes_and_an_orderly_stop_leave_no_trace_in_the_log() -> None:
     assert not [text for text in reported for line in announced if line in text]
 
 
-async def test_a_front_that_is_killed_is_reported_once_and_without_contradiction() -> None:
+async def test_a_killed_front_is_reported_once_and_consistently() -> None:
     async with started(*simulated(), "--fronts", "1") as service:
         front = await service.next_pid("front")
         async with service.channel() as channel:
@@ -76,7 +76,7 @@ async def test_a_front_that_is_killed_is_reported_once_and_without_contradiction
             gone = await service.until_logged("front 1 is lost")
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-    assert "1 requests can be resumed" in gone
+    assert "resumable requests: 1" in gone
     assert "stopped" not in gone
     assert "cancelled" not in gone
     # Ready, dead, lost to the engine, and the next one ready.

@@ -67,7 +67,7 @@ def test_json_contains_what_was_simulated(simulate: Simulate, trace: Path) -> No
     assert document["settings"]["targets"]["ttft_s"] == 2.0
 
 
-def test_a_made_up_trace_is_the_same_again(simulate: Simulate) -> None:
+def test_a_synthetic_trace_is_reproducible(simulate: Simulate) -> None:
     arguments = ("--synthetic", '{"rate_per_s": 3, "duration_s": 20, "seed": 7}', "--json")
 
     first, second = (json.loads(simulate(*arguments).out) for _ in range(2))
@@ -76,7 +76,7 @@ def test_a_made_up_trace_is_the_same_again(simulate: Simulate) -> None:
     assert first["figures"]["num_requests"] > 20
 
 
-def test_a_fit_alone_is_printed(simulate: Simulate, tmp_path: Path) -> None:
+def test_a_cost_fit_is_printed(simulate: Simulate, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     steps = [(0, 1, 10), (100, 0, 100), (50, 4, 900), (0, 9, 90), (7, 7, 7777)]
     lines = [
@@ -94,7 +94,7 @@ def test_a_fit_alone_is_printed(simulate: Simulate, tmp_path: Path) -> None:
     assert "R2 1.0000" in done.err
 
 
-def test_a_file_that_is_not_there_is_code_5(tmp_path: Path) -> None:
+def test_a_missing_file_exits_with_code_5(tmp_path: Path) -> None:
     done = finished("simulate", "--trace", tmp_path / "none.csv")
 
     assert done.returncode == 5

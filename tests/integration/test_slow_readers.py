@@ -65,7 +65,7 @@ def request(request_id: str | None = None) -> pb.GenerateRequest:
     return message
 
 
-async def test_backlog_beyond_its_bound_cuts_the_stream(
+async def test_a_backlog_beyond_the_limit_closes_the_stream(
     text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = FrontConfig(max_backlog_tokens=2000, acceptance_delay_s=0.0)
@@ -92,7 +92,7 @@ async def test_backlog_beyond_its_bound_cuts_the_stream(
         assert served.server.num_live_requests == 0
 
 
-async def test_one_write_that_takes_too_long_cuts_the_stream(
+async def test_a_write_that_takes_too_long_closes_the_stream(
     text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = FakeClock(1000.0)
@@ -114,7 +114,7 @@ async def test_one_write_that_takes_too_long_cuts_the_stream(
         assert rich_error(caught.value).info.reason == "READER_STALLED"
 
 
-async def test_an_end_that_is_not_taken_is_cut_as_well(text: ModelText) -> None:
+async def test_an_unread_final_event_closes_the_stream(text: ModelText) -> None:
     clock = FakeClock(1000.0)
     config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:

@@ -64,7 +64,7 @@ async def run(command: str, environment: dict[str, str]) -> tuple[int | None, st
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("command", "reported"), PAIRS, ids=lambda text: text.split("\n")[0][:60])
-async def test_the_block_does_what_it_shows(
+async def test_a_documented_block_has_its_documented_output(
     command: str, reported: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     code, output, errors = await run(command, {**environment, "XDG_CACHE_HOME": str(tmp_path)})
@@ -149,7 +149,7 @@ async def _metadata_of(words: str) -> list[tuple[str, str | bytes]]:
     return seen
 
 
-async def test_headers_go_with_the_call() -> None:
+async def test_headers_are_sent_with_the_call() -> None:
     seen = await _metadata_of("--header 'X-Team: a: b' --header 'x-key-bin: AP8='")
     assert ("x-team", "a: b") in seen
     assert ("x-key-bin", b"\x00\xff") in seen

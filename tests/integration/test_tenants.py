@@ -94,7 +94,7 @@ async def test_a_request_of_another_front_is_its_tenants_too(served: ServedFront
 
 
 @pytest.mark.parametrize("names", [("",), ("a", "b"), ("a", "a"), ("a,b",), ("x" * 129,)])
-async def test_what_is_no_name_is_rejected_and_the_key_is_named(
+async def test_an_invalid_tenant_name_is_rejected_with_the_metadata_key(
     served: ServedFront, names: tuple[str, ...]
 ) -> None:
     once = pb.GenerateOnceRequest(generation=request())

@@ -113,7 +113,7 @@ def test_pipes_and_the_last_steps(recording: Path, tmp_path: Path) -> None:
     assert b"steps" in alone.stdout
 
 
-def test_what_cannot_be_drawn_is_reported(recording: Path, tmp_path: Path) -> None:
+def test_timeline_errors_are_reported_in_one_line(recording: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.bin"
     other.write_bytes(b"no recording")
     for arguments, code, reason in (
@@ -129,7 +129,7 @@ def test_what_cannot_be_drawn_is_reported(recording: Path, tmp_path: Path) -> No
         assert done.stderr.count(b"\n") == 1
 
 
-def test_it_is_replayed_and_cost_is_fitted_to_it(recording: Path) -> None:
+def test_a_recording_is_replayed_and_a_cost_model_fitted_to_it(recording: Path) -> None:
     done = finished(
         *("simulate", "--trace", recording, "--calibrate-from", recording, "--json"),
         *("--num-blocks", 64, "--max-num-seqs", 4, "--no-progress"),

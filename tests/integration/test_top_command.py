@@ -53,7 +53,7 @@ async def test_one_frame_without_a_terminal(served: ServedOperations) -> None:
     assert "q quit" not in out
 
 
-async def test_one_look_as_json(served: ServedOperations) -> None:
+async def test_one_snapshot_as_json(served: ServedOperations) -> None:
     code, out, _ = await top("--once", "--json", "--service", served.address)
     reported = json.loads(out)
 
@@ -195,7 +195,7 @@ async def long_queue_is_shown(service: Service, operations: OperationsClient, ad
         code, out, _ = await top("--once", "--address", address)
         assert code == 0
         assert re.search(r"waiting \d+ for slots \(~\d", out)
-        assert "~0 us" not in out
+        assert "~0 µs" not in out
     # The channel is closed, and no request is left.
     await until_stats(
         operations,

@@ -44,7 +44,7 @@ def test_a_dead_collector(protocol: str, num_requests: int) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.HANGING, Mode.REJECTING, Mode.EXHAUSTED])
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
+def test_a_collector_that_rejects_everything(protocol: str, mode: Mode) -> None:
     opened = grpc_receiver(mode) if protocol == "grpc" else http_receiver(mode)
     with opened as receiver:
         outcome = run_traced(
@@ -59,7 +59,7 @@ def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
     check_all_accounted_for(outcome, 600)
 
 
-def test_a_patient_user_is_still_cut_short() -> None:
+def test_a_long_exporter_timeout_does_not_extend_closing() -> None:
     with grpc_receiver(Mode.HANGING) as receiver:
         outcome = run_traced(
             {
@@ -109,13 +109,13 @@ def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[
     return tracing.counters()
 
 
-def test_a_slow_collector_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_collector_receives_all_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     with grpc_receiver(Mode.SLOW) as receiver:
         counts = take_and_close(receiver, monkeypatch)
         assert len(receiver.spans()) == counts["spans_exported"] == 400 * SPANS_PER_REQUEST
 
 
-def test_a_collector_that_returns_gets_what_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_collector_receives_later_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     with grpc_receiver(Mode.EXHAUSTED) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)

@@ -58,7 +58,7 @@ def roots_of(spans: Sequence[Span]) -> list[Span]:
     return [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
 
 
-def test_one_trace_is_one_tree_that_tiles(receiver: Receiver) -> None:
+def test_one_request_is_one_tree_of_spans_without_gaps(receiver: Receiver) -> None:
     now_s = time.monotonic()
     record = request_record(arrival_s=now_s - 2.0)
     spans, counts = traced(receiver, [record])
@@ -126,7 +126,7 @@ def test_a_malformed_trace_state_is_left_out_and_not_logged(
     assert "CANARY" not in caplog.text
 
 
-def test_a_ratio_keeps_its_part_and_all_errors(
+def test_a_sampling_ratio_keeps_its_share_and_all_errors(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
@@ -162,7 +162,7 @@ def content_records() -> list[RequestRecord]:
     ]
 
 
-def test_nothing_of_a_content_gets_out_by_default(
+def test_by_default_spans_contain_no_content(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans, _ = traced(receiver, content_records())
@@ -171,7 +171,7 @@ def test_nothing_of_a_content_gets_out_by_default(
     assert "CANARY" not in caplog.text
 
 
-def test_a_limit_of_the_sdk_on_attributes_is_honoured(
+def test_the_sdk_limit_on_attributes_is_respected(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
@@ -194,7 +194,7 @@ def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> No
     assert not any(number for name, number in counts.items() if "dropped" in name)
 
 
-def test_a_request_that_has_no_trace_is_none(receiver: Receiver) -> None:
+def test_a_request_without_a_trace_has_no_spans(receiver: Receiver) -> None:
     records = [request_record(trace=TraceParent(b"", b"")), request_record(2)]
     spans, counts = traced(receiver, records)
     assert [root.trace_id for root in roots_of(spans)] == [records[1].trace.trace_id]

@@ -34,7 +34,7 @@ def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(
     harness.check_clean(num_lost=0)
 
 
-def test_a_request_in_the_engines_own_queue_is_given_up_after_the_grace(
+def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_grace(
     build: BuildHarness,
 ) -> None:
     harness = build()
@@ -153,7 +153,7 @@ def test_a_request_that_the_engine_cancels_by_itself_has_failed(build: BuildHarn
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_no_order_makes_a_second_abort_or_one_of_what_is_over(
+def test_repeated_commands_abort_once_and_never_after_the_end(
     build: BuildHarness, is_over: bool
 ) -> None:
     harness = build()

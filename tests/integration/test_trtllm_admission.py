@@ -40,7 +40,7 @@ def run_watched(harness: TrtllmHarness, max_rounds: int = 500) -> int:
 
 
 @pytest.mark.parametrize("num_blocks", [7, 10, 13])
-def test_the_engine_never_holds_what_it_cannot_run_for_want_of_pages(
+def test_the_engine_never_has_a_request_that_lacks_pages(
     build: BuildHarness, num_blocks: int
 ) -> None:
     harness = build(max_batch_size=8, num_blocks=num_blocks)
@@ -58,7 +58,9 @@ def test_the_engine_never_holds_what_it_cannot_run_for_want_of_pages(
     harness.check_clean()
 
 
-def test_the_engine_never_holds_what_it_cannot_run_while_others_leave(build: BuildHarness) -> None:
+def test_the_engine_never_has_a_request_that_must_wait_for_cancelled_ones(
+    build: BuildHarness,
+) -> None:
     harness = build(max_batch_size=4, num_blocks=13)
     harness.submit(*(greedy_spec(key, 4 + key % 9, max_tokens=8) for key in range(1, 25)))
     for key in range(1, 25, 2):
@@ -90,7 +92,9 @@ def test_a_request_as_large_as_the_cache_runs_or_is_rejected(
     harness.check_clean()
 
 
-def test_a_prompt_longer_than_a_step_goes_in_and_does_not_block_others(build: BuildHarness) -> None:
+def test_a_prompt_longer_than_a_step_is_submitted_and_does_not_block_others(
+    build: BuildHarness,
+) -> None:
     harness = build(max_num_tokens=16, max_batch_size=4)
     specs = [greedy_spec(1, 50, max_tokens=4), *(greedy_spec(k, 6, max_tokens=4) for k in (2, 3))]
     harness.submit(*specs)
@@ -101,7 +105,7 @@ def test_a_prompt_longer_than_a_step_goes_in_and_does_not_block_others(build: Bu
     ]
 
 
-def test_the_urgent_one_that_comes_last_goes_in_first(build: BuildHarness) -> None:
+def test_a_late_request_of_high_priority_is_submitted_first(build: BuildHarness) -> None:
     harness = build(max_batch_size=4)
     crowd = [greedy_spec(key, max_tokens=6, priority=-5) for key in range(1, 13)]
     harness.submit(*crowd)
@@ -158,7 +162,9 @@ def test_a_running_request_that_expires_is_aborted(build: BuildHarness) -> None:
     harness.check_clean()
 
 
-def test_after_an_abort_the_next_goes_in_when_the_engine_let_go(build: BuildHarness) -> None:
+def test_after_an_abort_the_next_request_is_submitted_when_the_engine_has_released_it(
+    build: BuildHarness,
+) -> None:
     harness = build(max_batch_size=2)
     harness.submit(*(greedy_spec(key, max_tokens=20) for key in (1, 2, 3)))
     harness.round(2)
@@ -175,7 +181,7 @@ def test_after_an_abort_the_next_goes_in_when_the_engine_let_go(build: BuildHarn
     assert harness.executor.num_given_up == 0
 
 
-def test_after_an_abort_without_an_answer_the_next_goes_in_after_the_grace(
+def test_after_an_unanswered_abort_the_next_request_is_submitted_after_the_grace(
     build: BuildHarness,
 ) -> None:
     harness = build(max_batch_size=2)
@@ -194,7 +200,7 @@ def test_after_an_abort_without_an_answer_the_next_goes_in_after_the_grace(
 
 
 @pytest.mark.parametrize("has_first_left", [False, True])
-def test_a_request_cancelled_on_the_way_in_never_reaches_the_engine(
+def test_a_request_cancelled_during_submission_never_reaches_the_engine(
     build: BuildHarness, has_first_left: bool
 ) -> None:
     harness = build(max_batch_size=1)
@@ -213,7 +219,7 @@ def test_a_request_cancelled_on_the_way_in_never_reaches_the_engine(
     harness.check_clean()
 
 
-def test_requests_that_share_a_prefix_are_all_inside_to_run(build: BuildHarness) -> None:
+def test_requests_that_share_a_prefix_all_run_at_once(build: BuildHarness) -> None:
     harness = build(num_blocks=16, max_batch_size=4)
     shared = list(range(3, 3 + 6 * BLOCK_SIZE))
     harness.submit(greedy_spec(1, shared, max_tokens=2))

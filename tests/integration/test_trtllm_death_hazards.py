@@ -38,7 +38,7 @@ def signal_shutdown(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return begun
 
 
-def test_a_fatal_error_comes_out_of_the_step(build: BuildHarness) -> None:
+def test_a_fatal_error_is_raised_by_the_step(build: BuildHarness) -> None:
     harness = build()
     harness.submit(greedy_spec(1), greedy_spec(2))
     harness.round(2)
@@ -76,7 +76,7 @@ def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
     assert harness.control.shutdown_threads == ("trtllm loop",)
 
 
-def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
+def test_a_loop_that_dies_silently_is_detected_exactly_after_the_timeout(
     build: BuildHarness,
 ) -> None:
     harness = build()
@@ -95,7 +95,9 @@ def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
         harness.turn()
 
 
-def test_silence_counts_from_the_last_response_of_any_request(build: BuildHarness) -> None:
+def test_the_response_timeout_starts_at_the_last_response_of_any_request(
+    build: BuildHarness,
+) -> None:
     harness = build()
     harness.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=40))
     for _ in range(5):
@@ -104,7 +106,9 @@ def test_silence_counts_from_the_last_response_of_any_request(build: BuildHarnes
     assert len(harness.tokens(1)) == 5
 
 
-def test_silence_counts_from_the_submission_when_no_request_was_inside(build: BuildHarness) -> None:
+def test_the_response_timeout_starts_at_the_submission_to_an_idle_engine(
+    build: BuildHarness,
+) -> None:
     harness = build()
     harness.clock.now_s += 50 * RESPONSE_TIMEOUT_S
     harness.turn()
@@ -117,7 +121,7 @@ def test_silence_counts_from_the_submission_when_no_request_was_inside(build: Bu
         harness.turn()
 
 
-def test_an_engine_that_hangs_in_an_iteration_is_dead_too(build: BuildHarness) -> None:
+def test_an_engine_that_hangs_in_an_iteration_counts_as_dead(build: BuildHarness) -> None:
     harness = build()
     harness.submit(greedy_spec(1, max_tokens=40))
     harness.round(2)
@@ -150,7 +154,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: BuildH
         harness.turn()
 
 
-def test_the_death_of_an_idle_engine_is_found_by_asking_for_its_health(build: BuildHarness) -> None:
+def test_the_death_of_an_idle_engine_is_detected_by_its_health_check(build: BuildHarness) -> None:
     harness = build(fake={"is_death_seen_by_health": True})
     harness.control.inject("kill")
     harness.join_engine_loop()
@@ -163,7 +167,7 @@ def test_the_death_of_an_idle_engine_is_found_by_asking_for_its_health(build: Bu
         harness.engine.step()
 
 
-def test_a_health_that_cannot_be_asked_is_death(
+def test_a_failing_health_check_counts_as_death(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build()
@@ -177,7 +181,7 @@ def test_a_health_that_cannot_be_asked_is_death(
         harness.engine.step()
 
 
-def test_an_engine_that_shut_itself_down_is_dead_at_the_next_submission(
+def test_an_engine_that_shut_itself_down_is_detected_at_the_next_submission(
     build: BuildHarness,
 ) -> None:
     harness = build()
@@ -194,7 +198,7 @@ CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
 
 
 @pytest.mark.parametrize("error", [AssertionError("the queue is closed"), ValueError(CUDA_ERROR)])
-def test_an_error_of_another_kind_at_submission_is_death(
+def test_an_unknown_error_at_submission_counts_as_death(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     harness = build()
@@ -209,7 +213,7 @@ def test_an_error_of_another_kind_at_submission_is_death(
         harness.engine.step()
 
 
-def test_a_cuda_error_in_a_result_is_death_whatever_the_health_check_reports(
+def test_a_cuda_error_in_a_result_counts_as_death_although_the_health_check_passes(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build()
@@ -242,7 +246,7 @@ def test_close_during_work_aborts_it_and_is_idempotent(build: BuildHarness) -> N
         harness.engine.step()
 
 
-def test_close_after_a_death_ends_too(build: BuildHarness) -> None:
+def test_close_returns_after_a_death(build: BuildHarness) -> None:
     harness = build()
     harness.submit(greedy_spec(1))
     harness.round(1)
@@ -274,7 +278,7 @@ def test_an_abort_that_raises_does_not_keep_the_engine_from_being_shut_down(
     assert not harness.view().is_alive
 
 
-def test_a_shutdown_that_hangs_is_left_behind_after_its_time(
+def test_a_hung_shutdown_is_abandoned_after_its_timeout(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build(
@@ -314,7 +318,7 @@ def test_close_returns_although_the_loop_is_blocked(
     assert not harness.thread._thread.is_alive()
 
 
-def test_everything_is_on_one_loop_but_what_blocks(
+def test_only_blocking_calls_run_outside_the_event_loop(
     tmp_path: Path, fake_trtllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second loop would lose wake-ups, and a build on the loop would block all its other work."""

@@ -47,7 +47,7 @@ def test_limits_are_those_of_the_engine_and_not_those_asked_for(
     harness.check_clean()
 
 
-def test_an_engine_that_runs_more_than_asked_for_is_held_to_the_settings(
+def test_an_engine_with_higher_limits_is_restricted_to_the_settings(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapped(
@@ -133,7 +133,7 @@ def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_seen(
     assert harness.view().num_unread_stats == 0
 
 
-def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
+def test_fetched_statistics_reach_the_audit_and_block_nothing(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blocks(*_arguments: Any) -> Any:
@@ -159,10 +159,10 @@ def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
         harness.turn()
 
 
-def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
+def test_missing_fetched_statistics_do_not_block_the_start(
     build: BuildHarness,
 ) -> None:
-    """Its response takes the whole timeout of a read, on a thread other than the event loop's."""
+    """Reading the statistics takes the whole timeout, on a thread other than the event loop's."""
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(fake={"has_stats": False, "stats": "rpc"}, watch={"limits_timeout_s": 0.05})
 
@@ -200,7 +200,7 @@ def test_drift_is_counted_and_fails_nothing(build: BuildHarness, num_missing: in
     harness.check_clean()
 
 
-def test_what_the_engine_found_in_its_cache_replaces_the_prediction(
+def test_the_engines_cached_token_count_replaces_the_prediction(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build()
@@ -224,7 +224,7 @@ def test_what_the_engine_found_in_its_cache_replaces_the_prediction(
     assert harness.executor.num_cache_misses == 1
 
 
-def test_statistics_that_come_together_with_the_end_do_not_hold_it_up(
+def test_statistics_that_arrive_during_shutdown_do_not_delay_it(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`asyncio.wait_for` in Python 3.11 loses a cancellation if it has a result to return."""

@@ -23,7 +23,7 @@ from support.trtllm_engine import (
 )
 
 
-def test_an_exception_out_of_one_result_is_that_requests_alone(build: BuildHarness) -> None:
+def test_an_exception_from_a_result_fails_only_its_request(build: BuildHarness) -> None:
     slipping, other = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
     harness = build(fake={"slip_token": slipping.prompt_ids.tolist()[1]})
     harness.submit(slipping, other)
@@ -36,7 +36,7 @@ def test_an_exception_out_of_one_result_is_that_requests_alone(build: BuildHarne
 
 
 @pytest.mark.parametrize("text", ["CUDA error: device-side assert triggered"])
-def test_an_error_that_no_cuda_context_survives_is_death_at_once(
+def test_an_error_that_ends_the_cuda_context_counts_as_death_at_once(
     build: BuildHarness, text: str
 ) -> None:
     harness = build(fake={"fail_message": text})

@@ -23,7 +23,7 @@ from support.trtllm_engine import (
 )
 
 
-def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: BuildHarness) -> None:
+def test_a_cumulative_result_gives_every_token_once_at_any_lag(build: BuildHarness) -> None:
     harness = build()
     specs = [greedy_spec(key, 3 + key, max_tokens=12 + key) for key in (1, 2, 3)]
     harness.submit(*specs)
@@ -41,7 +41,7 @@ def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Bu
     harness.check_clean()
 
 
-def test_several_responses_that_wait_make_one_step(build: BuildHarness) -> None:
+def test_several_waiting_responses_become_one_step(build: BuildHarness) -> None:
     harness = build()
     harness.submit(greedy_spec(1, max_tokens=9))
     harness.turn()
@@ -108,7 +108,7 @@ def test_several_tokens_per_response(build: BuildHarness) -> None:
     harness.check_clean()
 
 
-def test_max_tokens_is_never_clipped_in_silence(build: BuildHarness) -> None:
+def test_max_tokens_is_never_reduced_silently(build: BuildHarness) -> None:
     harness = build()
     fits = greedy_spec(1, 20, max_tokens=MAX_SEQ_LEN - 20)
     harness.submit(fits, greedy_spec(2, 20, max_tokens=MAX_SEQ_LEN - 19))
@@ -155,7 +155,7 @@ def test_sampling_params_are_never_used_twice(build: BuildHarness) -> None:
         ("The prompt length (9) exceeds max_seq_len (8)", FailureReason.EXECUTOR_REJECTED),
     ],
 )
-def test_a_request_error_out_of_iteration_is_that_requests_alone(
+def test_a_request_error_from_iteration_fails_only_its_request(
     build: BuildHarness, message: str, reason: FailureReason
 ) -> None:
     bad, good = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
@@ -170,7 +170,7 @@ def test_a_request_error_out_of_iteration_is_that_requests_alone(
     harness.check_clean()
 
 
-def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: BuildHarness) -> None:
+def test_a_request_error_after_output_ends_the_request(build: BuildHarness) -> None:
     harness = build(fake={"fail_at_output": 4})
     harness.submit(greedy_spec(1, max_tokens=9))
     harness.run_until_idle()
@@ -246,7 +246,7 @@ def test_a_stop_by_text_aborts_a_request_that_would_continue(build: BuildHarness
     harness.check_clean()
 
 
-def test_text_is_never_made_nor_searched_by_the_engine(build: BuildHarness) -> None:
+def test_the_engine_never_detokenises_or_checks_stop_strings(build: BuildHarness) -> None:
     harness = build()
     harness.submit(greedy_spec(1, stop_ids=(5, 6)))
     harness.run_until_idle()

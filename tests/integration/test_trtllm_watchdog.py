@@ -34,7 +34,7 @@ def given_up(which: SubmittedRequest) -> Response:
     return Response(which, is_last=True, failure="given up", is_own=True)
 
 
-def test_clients_that_give_up_soon_do_not_hide_a_dead_engine(watchdog: Watchdog) -> None:
+def test_cancels_of_impatient_clients_do_not_hide_a_dead_engine(watchdog: Watchdog) -> None:
     for key in range(4):
         each = request_of(key + 1)
         watchdog.watch([each], 7.0 * key)
@@ -47,7 +47,7 @@ def test_clients_that_give_up_soon_do_not_hide_a_dead_engine(watchdog: Watchdog)
         watchdog.check(35.0)
 
 
-def test_a_service_without_requests_is_owed_nothing(watchdog: Watchdog) -> None:
+def test_the_watchdog_expects_no_response_without_requests(watchdog: Watchdog) -> None:
     old = request_of(1)
     watchdog.watch([old], 0.0)
     watchdog.forget(old, 1.0)
@@ -58,7 +58,7 @@ def test_a_service_without_requests_is_owed_nothing(watchdog: Watchdog) -> None:
     assert watchdog.check(1000.0 + TIMEOUT_S - 1.5) == []
 
 
-def test_requests_rejected_on_our_side_are_no_sign_of_the_engine(watchdog: Watchdog) -> None:
+def test_requests_rejected_by_the_adapter_do_not_reset_the_watchdog(watchdog: Watchdog) -> None:
     hanging = request_of(1)
     watchdog.watch([hanging], 0.0)
     for turn in range(1, 4):
@@ -71,7 +71,7 @@ def test_requests_rejected_on_our_side_are_no_sign_of_the_engine(watchdog: Watch
         watchdog.check(TIMEOUT_S + 0.1)
 
 
-def test_a_request_that_is_forgotten_among_others_is_reported_once(watchdog: Watchdog) -> None:
+def test_a_request_that_the_engine_lost_is_reported_once(watchdog: Watchdog) -> None:
     forgotten, served = request_of(1), request_of(2)
     watchdog.watch([forgotten, served], 0.0)
     lost: list[SubmittedRequest] = []
@@ -117,7 +117,7 @@ def test_faults_of_the_engine_are_not_reported_as_the_clients(message: str) -> N
 class TestOverTheEngine:
     """The watchdog with the executor and the stand-in's engine."""
 
-    def test_a_hang_under_traffic_of_impatient_clients_is_found(self, build: Any) -> None:
+    def test_a_hang_is_detected_although_clients_cancel_early(self, build: Any) -> None:
         harness = build()
         harness.control.inject("hang")
         died = False
@@ -135,7 +135,7 @@ class TestOverTheEngine:
         assert died
         assert harness.clock.now_s < 3 * RESPONSE_TIMEOUT_S
 
-    def test_a_request_that_the_engine_forgot_fails_alone(self, build: Any) -> None:
+    def test_a_request_that_the_engine_lost_does_not_affect_others(self, build: Any) -> None:
         harness = build()
         harness.submit(greedy_spec(1, max_tokens=30), greedy_spec(2, max_tokens=30))
         harness.round(2)
@@ -148,7 +148,7 @@ class TestOverTheEngine:
         assert len(harness.tokens(2)) > 8
 
 
-def test_slow_checks_of_constraints_are_not_silence_of_an_engine(watchdog: Watchdog) -> None:
+def test_slow_constraint_checks_do_not_count_as_an_unresponsive_engine(watchdog: Watchdog) -> None:
     for turn in range(20):
         begun_s = 100.0 * turn
         bad = request_of(turn + 1)

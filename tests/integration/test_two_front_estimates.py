@@ -46,7 +46,7 @@ async def until_live(service: SteppedService, tenant: str, count: int) -> None:
     service.step()
 
 
-async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
+async def test_requests_of_the_tenant_with_the_longest_queue_are_displaced_across_fronts(
     service: SteppedService,
 ) -> None:
     """One tenant floods one front; the other tenants use the other front, which does not see the

@@ -171,7 +171,7 @@ async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
         assert secret not in text
 
 
-async def test_ties_of_half_precision_pass() -> None:
+async def test_ties_between_half_precision_logits_pass() -> None:
     cuts = ("top-k", "top-p", "min-p")
 
     result = await verify(*all_but(*cuts), "--serve", "--", "--dtype", "bfloat16")
@@ -195,7 +195,7 @@ async def test_a_service_that_runs_is_left_running() -> None:
     assert "start" not in outcomes_of(result)
 
 
-async def test_a_service_that_lies_fails() -> None:
+async def test_a_service_with_wrong_responses_fails() -> None:
     def miscount(response: pb.GenerateResponse) -> None:
         if response.HasField("finished"):
             response.finished.usage.num_completion_tokens += 1
@@ -284,7 +284,7 @@ LIES: Mapping[str, Lie] = {
 
 
 @pytest.mark.nightly
-async def test_every_lie_is_found() -> None:
+async def test_every_kind_of_wrong_response_is_detected() -> None:
     honest: dict[str, str] = {}
     lying: dict[str, str] = {}
     async with (
@@ -318,7 +318,7 @@ async def outcome_of(name: str, client: Client, address: str) -> str:
     return "PASS" if passed else f"{result.outcome.value}: {result.reason}"
 
 
-async def test_against_nothing_it_could_not_run() -> None:
+async def test_without_a_service_verification_could_not_run() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         result = await verify("--address", f"127.0.0.1:{unused.getsockname()[1]}")
@@ -343,7 +343,7 @@ async def test_bad_usage_is_reported(args: tuple[str, ...], reported: str) -> No
     assert "Traceback" not in result.err
 
 
-async def test_a_reuse_that_is_switched_off_is_no_failure() -> None:
+async def test_disabled_prefix_caching_is_not_a_failure() -> None:
     result = await verify(
         *all_but("prefix-reuse"), "--serve", "--", *simulated(), "--prefix-caching", "off"
     )

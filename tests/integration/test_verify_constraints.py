@@ -94,7 +94,7 @@ async def test_output_that_does_not_fit_fails(server: ScriptedServer, name: str,
     assert (await checked(server, name)).outcome.value == "FAIL"
 
 
-async def test_output_that_was_cut_fails(server: ScriptedServer) -> None:
+async def test_truncated_output_fails(server: ScriptedServer) -> None:
     server.scripts.append(answering("turbine", LENGTH))
 
     result = await checked(server, "choice")
@@ -143,7 +143,7 @@ def cached(num_tokens: int) -> Callable[[ServedCall], Awaitable[None]]:
 
 
 @pytest.mark.parametrize(("num_found", "outcome"), [(3, "PASS"), (0, "FAIL")])
-async def test_a_retention_is_asked_for_and_does_no_harm(
+async def test_cache_retention_is_requested_and_its_effect_checked(
     server: ScriptedServer, num_found: int, outcome: str
 ) -> None:
     server.scripts.extend((cached(0), cached(num_found)))
@@ -156,5 +156,5 @@ async def test_a_retention_is_asked_for_and_does_no_harm(
     assert asked[0].retention.level == 80
 
 
-async def test_no_adapters_are_nothing_to_check(server: ScriptedServer) -> None:
+async def test_without_adapters_the_adapter_check_is_skipped(server: ScriptedServer) -> None:
     assert (await checked(server, "adapters")).outcome.value == "SKIP"

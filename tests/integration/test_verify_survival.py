@@ -74,7 +74,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
     assert results[3].reason.endswith("PASS, nothing noticed")
 
 
-async def test_its_service_ends_as_it_would_by_itself() -> None:
+async def test_the_started_service_gets_its_configured_drain_time() -> None:
     """The wait is not shorter than the configured drain, also if the environment configures it."""
     reported: list[str] = []
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
@@ -108,7 +108,7 @@ async def test_its_service_ends_as_it_would_by_itself() -> None:
         (["--model", "/nowhere/at/all"], 120.0),
     ],
 )
-def test_a_service_has_the_time_to_stop_that_it_gives_itself(
+def test_the_stop_timeout_covers_the_services_own_limits(
     options: list[str], least_s: float
 ) -> None:
     parser = Parser()

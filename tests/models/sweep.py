@@ -35,7 +35,7 @@ _TIME_LIMIT_S = 120.0
 
 
 def check(model_type: str, device: str) -> TypeResult:
-    """Return the result of a type from a separate process, or a result that it died or hangs."""
+    """Check a type in a separate process; the result is "not buildable" if that dies or hangs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["models.check"])
     receiver, sender = context.Pipe(duplex=False)

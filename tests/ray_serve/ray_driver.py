@@ -2,9 +2,10 @@
 
     ray_driver.py HTTP_PORT GRPC_PORT
 
-A program, so that Ray stays out of the process of the tests, and may be in another environment.
-Each line in is a JSON object with a `do`; each line out that begins with `> ` is its answer.
-Everything ends with stdin. Ray's own processes have their settings from the environment.
+It is a program so that the tests do not import Ray, which may be in another environment. Each line
+of stdin is a command, a JSON object with a `do`; each line of stdout that begins with `> ` is its
+answer. The cluster is stopped at the end of stdin. Ray's processes read their settings from the
+environment.
 """
 
 # Ray comes with an extra.

@@ -60,7 +60,7 @@ async def test_every_node_takes_calls_and_every_replica_has_its_engine(cluster: 
 
 
 @pytest.mark.parametrize("multiplex", [False, True])
-async def test_what_the_client_does_passes(cluster: RayCluster, multiplex: bool) -> None:
+async def test_all_client_calls_are_relayed(cluster: RayCluster, multiplex: bool) -> None:
     cluster.deploy(*ROOMY, **SPREAD)
 
     async with pc.Client(cluster.addresses[1], multiplex=multiplex) as client:
@@ -87,7 +87,7 @@ async def test_bytes_that_are_no_message_are_rejected_by_the_service(cluster: Ra
     assert rejected.value.details() == "the bytes cannot be parsed as the expected message"
 
 
-async def test_a_client_that_leaves_stops_the_work(cluster: RayCluster) -> None:
+async def test_a_disconnected_client_cancels_its_request(cluster: RayCluster) -> None:
     replicas = cluster.deploy(*ROOMY, **SPREAD)
     before = await until_counted(replicas, num_cancelled, 0)
 
@@ -128,7 +128,7 @@ async def test_a_full_queue_rejects_with_the_reason_of_the_service(cluster: RayC
         assert int(reported["grpc-retry-pushback-ms"]) > 0
 
 
-async def test_a_deadline_in_the_request_is_kept_by_the_engine(cluster: RayCluster) -> None:
+async def test_a_deadline_in_the_request_is_enforced_by_the_engine(cluster: RayCluster) -> None:
     cluster.deploy(*ROOMY, **SPREAD)
 
     async with pc.Client(cluster.addresses[0]) as client:
@@ -141,7 +141,7 @@ async def test_a_deadline_in_the_request_is_kept_by_the_engine(cluster: RayClust
     assert missed.value.failure.metadata["deadline"] == "total"
 
 
-async def test_a_deadline_of_the_call_ends_the_work(cluster: RayCluster) -> None:
+async def test_a_deadline_of_the_call_ends_the_request(cluster: RayCluster) -> None:
     replicas = cluster.deploy(*ROOMY, **SPREAD)
     before = await until_counted(replicas, num_cancelled, 0)
 

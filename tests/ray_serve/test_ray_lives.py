@@ -24,7 +24,7 @@ ROOMY = (*slow_steps(), "--max-num-seqs", "32")
 NARROW = (*slow_steps(), "--max-num-seqs", "2", "--max-num-waiting", "100")
 
 
-async def test_a_replica_that_is_killed_takes_its_service_along_and_is_followed(
+async def test_a_killed_replica_ends_its_service_and_is_replaced(
     cluster: RayCluster,
 ) -> None:
     first, second = cluster.deploy(*ROOMY, **SPREAD)
@@ -45,7 +45,7 @@ async def test_a_replica_that_is_killed_takes_its_service_along_and_is_followed(
     assert len({replica.node for replica in replicas}) == 2
 
 
-async def test_an_engine_that_is_killed_is_the_services_own_affair(cluster: RayCluster) -> None:
+async def test_a_killed_engine_is_replaced_by_its_service(cluster: RayCluster) -> None:
     (replica,) = cluster.deploy(*ROOMY, num_replicas=1)
 
     async with cluster.channel() as channel:
@@ -58,7 +58,7 @@ async def test_an_engine_that_is_killed_is_the_services_own_affair(cluster: RayC
     assert await asyncio.to_thread(cluster.until, 1) == [replica]
 
 
-async def test_a_service_that_is_gone_is_followed_with_its_replica(cluster: RayCluster) -> None:
+async def test_a_lost_service_is_replaced_with_its_replica(cluster: RayCluster) -> None:
     (replica,) = cluster.deploy(*ROOMY, num_replicas=1)
 
     os.kill(replica.service_pid, signal.SIGKILL)
@@ -92,7 +92,7 @@ async def test_a_new_version_takes_over_without_an_error(cluster: RayCluster) ->
     assert set(codes) == {grpc.StatusCode.OK}
 
 
-async def test_a_queue_brings_another_replica_and_idleness_lets_it_go(cluster: RayCluster) -> None:
+async def test_a_queue_adds_a_replica_and_idleness_removes_it(cluster: RayCluster) -> None:
     policy = {
         "policy_function": "penstock.gateway.ray.scaling:QueueTimePolicy",
         "policy_kwargs": {"target_queue_time_s": 0.2},
@@ -124,7 +124,7 @@ async def test_a_queue_brings_another_replica_and_idleness_lets_it_go(cluster: R
     assert len(await asyncio.to_thread(cluster.until, 1)) == 1
 
 
-async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) -> None:
+async def test_a_session_resumes_on_its_replica(cluster: RayCluster) -> None:
     router = {
         "request_router_class": (
             "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"

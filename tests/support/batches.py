@@ -26,7 +26,7 @@ def batch_of(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]], **changes
 
 
 def seat(arrays: SlotArrays, spec: RequestSpec, slot: int) -> Request:
-    """Return a request without output in `slot`, which is filled in `arrays`."""
+    """Return a request without output in `slot`, after filling that row of `arrays`."""
     request = Request(
         spec=spec, sequence=spec.key, tokens=spec.prompt_ids, block_hashes=[], slot=slot
     )

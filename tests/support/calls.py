@@ -87,7 +87,7 @@ class Call:
 
 
 class TracedCall(Call):
-    """One request in a new trace; its id, unless the message has one, contains the trace id."""
+    """One request in a new trace. A message without a request id gets one with the trace id."""
 
     def __init__(
         self,

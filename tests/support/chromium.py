@@ -1,6 +1,6 @@
 """Loads a page in headless Chromium and returns its document after its scripts have run.
 
-In virtual time: the browser's clock skips the page's waits, so minutes of it take seconds.
+The browser runs in virtual time: its clock skips the page's waits, so minutes take seconds.
 """
 
 import subprocess

@@ -111,8 +111,8 @@ def make_spec(
     block_size: int = BLOCK_SIZE,
     **options: Any,
 ) -> RequestSpec:
-    """Return a spec. An int `prompt` is a number of tokens; up to 100, the prompts of different
-    keys have no token in common. `options`: other fields of RequestSpec.
+    """Return a spec. An int `prompt` is a number of tokens; if it is at most 100, prompts of
+    different keys have no token in common. `options`: other fields of RequestSpec.
     """
     ids = list(range(key * 100, key * 100 + prompt)) if isinstance(prompt, int) else list(prompt)
     prompt_ids = np.array(ids, dtype=np.int32)
@@ -133,7 +133,7 @@ def make_engine(
 ) -> tuple[Engine, NullExecutor]:
     """Return an engine over a NullExecutor, by default with few blocks and a clock at 0 s.
 
-    `settings`: fields of ExecutorInfo, if `info` is None, and of SchedulerConfig, if `config` is.
+    `settings`: fields of ExecutorInfo if `info` is None, of SchedulerConfig if `config` is None.
     """
     names = settings.keys() & {field.name for field in fields(ExecutorInfo)}
     limits = {name: settings.pop(name) for name in names}

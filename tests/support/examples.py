@@ -1,4 +1,4 @@
-"""Fewer examples by day for properties whose examples are costly."""
+"""Fewer Hypothesis examples in the default profile, for properties with costly examples."""
 
 from hypothesis import settings
 

@@ -24,7 +24,7 @@ MAX_SEQ_LEN = 64
 
 class Witness:
     """An executor that forwards every call to another, and checks each result against its batch.
-    `max_rows`: of any batch.
+    `max_rows`: the largest number of rows of a batch so far.
     """
 
     def __init__(self, executor: Executor) -> None:

@@ -141,7 +141,7 @@ class ScriptedPort:
         return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)
 
     async def next_key(self) -> int:
-        """Return the engine's key of the next request, of its first output."""
+        """Wait for the next submission; return the key of its first output."""
         return (await self.next_submission())[0].key
 
     async def next_cancel(self) -> tuple[tuple[int, ...], FinishReason]:

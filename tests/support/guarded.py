@@ -79,7 +79,7 @@ class Premises:
         )
 
     def tokens(self) -> Security:
-        """Return a Security for tokens over plain text, whose policy has no certificates."""
+        """Rewrite the policy file without certificates; return its Security, without TLS."""
         text = POLICY.replace('certificates = ["cn:acme"]\n', "")
         self.policy_file.write_text(text, encoding="utf-8")
         return Security(self.config())

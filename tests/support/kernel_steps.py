@@ -45,7 +45,7 @@ class Case:
 
 class Step:
     """A step with random keys and values, in shuffled blocks of pages that include the last one.
-    All other values in pages are NaN; with 8-bit pages, their scales are.
+    All other values in pages are NaN; in 8-bit pages, all other scales are NaN.
     """
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:

@@ -38,7 +38,7 @@ def _built(folder: Path) -> str:
 
 
 def build(*parts: str) -> list[Manifest]:
-    """Return the output of `kubectl kustomize` for a folder below deploy/kubernetes."""
+    """Return the manifests that `kubectl kustomize` builds in a folder of deploy/kubernetes."""
     return list(yaml.safe_load_all(_built(FOLDER.joinpath(*parts))))
 
 
@@ -74,7 +74,7 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
 
 
 def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifest:
-    """Return the one object of this kind; `name` is a prefix, for names with a hash suffix."""
+    """Return the only object of this kind whose name is `name`, possibly with a hash suffix."""
     (found,) = [
         manifest
         for manifest in of_kind(manifests, kind)
@@ -96,7 +96,7 @@ def container_of(manifests: list[Manifest]) -> Manifest:
 
 
 def settings_of(manifests: list[Manifest]) -> dict[str, str]:
-    """Return the environment variables that the service is started with."""
+    """Return the environment variables that the service's container gets from its ConfigMap."""
     (source,) = container_of(manifests)["envFrom"]
     name = source["configMapRef"]["name"]
     (config,) = [

@@ -78,7 +78,7 @@ def simulated_engine() -> Engine:
 
 class FakeEngine(Engine):
     """Does not schedule: records what it receives, and each step returns events that the test has
-    put into `news`. `all_taken` is set when `news` is empty.
+    put into `news`. `all_taken` is set when a step has taken the last of them.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A trace collector for tests: an OTLP server on this machine that can also fail or hang.
 
-Serves gRPC and HTTP. Keeps the requests it received, decoded and as bytes, and their metadata.
+Serves gRPC and HTTP. Keeps the requests it accepted, decoded and as bytes, and their metadata.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Mode(enum.Enum):
 
 @dataclass
 class Receiver:
-    """The requests that a collector received. `endpoint`: for `OTEL_EXPORTER_OTLP_ENDPOINT`."""
+    """The requests that a collector accepted. `endpoint`: for `OTEL_EXPORTER_OTLP_ENDPOINT`."""
 
     mode: Mode = Mode.OK
     delay_s: float = 0.05
@@ -61,7 +61,9 @@ class Receiver:
     """Lets hanging and delayed calls continue."""
 
     def take(self, payload: bytes, metadata: dict[str, str]) -> Mode:
-        """Record a call's request; return how to answer it."""
+        """Count a call, keep its request in modes OK and SLOW, and wait in modes SLOW and HANGING;
+        return the mode in which to answer.
+        """
         mode = self.mode
         with self._changed:
             self.num_calls += 1

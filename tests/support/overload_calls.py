@@ -14,7 +14,7 @@ from support.stepped_service import SteppedService, ids_of, request
 
 def show_queue(service: SteppedService) -> ShownQueue:
     """Let the front read the engine's queue from a status board, as from that of an engine
-    process.
+    process; return what publishes the queue on the board.
     """
     shown = ShownQueue(service.engine)
     service.front.admission = AdmissionEstimate(shown.view)

@@ -14,7 +14,7 @@ from support.patience import PATIENCE_S
 
 
 class RecordLog:
-    """A recorder that keeps everything it sent, as bytes and as records."""
+    """Keeps everything that its `recorder` sends, as bytes and as records."""
 
     def __init__(self) -> None:
         self.recorder = RequestRecorder(self._take)
@@ -34,8 +34,8 @@ class RecordLog:
 
 
 def check_tiling(record: RequestRecord) -> None:
-    """Check that the segments cover the record's time without a gap or an overlap, and that none of
-    several is empty.
+    """Check that the segments cover the record's time without a gap or an overlap, and that none is
+    empty, unless it is the only one of a record without duration.
     """
     segments = record.segments
     assert segments[0].start_s == record.arrival_s

@@ -71,7 +71,7 @@ class Site:
         return request, await self.port.next_submission()
 
     async def replace_engine(self) -> tuple[RequestSpec, ...]:
-        """Replace the dead engine; return the requests that the next one receives."""
+        """Report the engine as lost and connect the next one; return the specs that it receives."""
         self.port.go_down()
         self.come_up()
         return await self.port.next_submission()

@@ -247,7 +247,9 @@ def make_facts(**changed: Any) -> FlightFacts:
 
 
 def small_recording(num_steps: int = 6) -> bytes:
-    """Return a flight recording: in each step a request of tenant acme arrives and one ends."""
+    """Return a flight recording: in each step a request of tenant acme arrives; from the second
+    step on, the request of the previous step ends.
+    """
     fd = create_memory(64, "test")
     memory = RingMemory(fd, make_facts(num_blocks=100, unix_s=NOW_UNIX_S))
     rows = steps_at(

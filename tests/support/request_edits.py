@@ -18,8 +18,8 @@ def edited(edit: Edit) -> GenerateRequest:
 
 
 def merging(**fields: Any) -> Edit:
-    """Return an edit that sets fields, given as to the message's constructor: nested dictionaries
-    and lists.
+    """Return an edit that merges fields into the message; values are as for its constructor: nested
+    dictionaries and lists.
     """
     return lambda message: message.MergeFrom(GenerateRequest(**fields))
 

@@ -167,7 +167,7 @@ Script = Callable[[Any], Awaitable[None]]
 
 
 async def send_hello(call: ServedCall) -> None:
-    """Answer without errors: two pieces of text and the states a request goes through."""
+    """Answer with two pieces of text and no error; a Generate call also gets progress events."""
     await call.accepted()
     if not isinstance(call, ServedRequest):
         await call.progress(pb.RequestState.REQUEST_STATE_PENDING)
@@ -224,9 +224,9 @@ else:
 class ScriptedServer(_Servicer):
     """Runs the scripts in order, one for each request, and `send_hello` after the last.
 
-    `requests`: those of Generate, GenerateOnce and Multiplex, in order of arrival; `arrived`: the
-    same without GenerateOnce, which returns the responses in `once`. `calls`: the Multiplex calls;
-    for each entry of `rejections` one is rejected. Setting `cut` aborts an open one.
+    `requests`: those of Generate, GenerateOnce and Multiplex, in order of arrival; `arrived`: those
+    of Generate and Multiplex. `once`: the responses or errors of GenerateOnce. `calls`: the
+    Multiplex calls; each entry of `rejections` rejects one, and setting `cut` aborts an open one.
     """
 
     def __init__(self) -> None:

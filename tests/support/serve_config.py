@@ -19,7 +19,7 @@ def serve_config(*words: object, **environment: str) -> ServerConfig:
 
 
 def check_launches(config: ServerConfig) -> None:
-    """Check that the engine and a front are launched with this configuration, unchanged."""
+    """Check that encoding and decoding the launch messages does not change this configuration."""
     socket_path = Path("/s")
     engine = EngineLaunch(server=config, socket_path=socket_path, listener_fd=5, epoch=2)
     front = FrontLaunch(server=config, socket_path=socket_path, front_id=4, port=1)

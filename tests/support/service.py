@@ -150,7 +150,7 @@ async def launched(
     """Start `penstock serve` with these arguments, by default on a free port and without the
     operators' ports.
 
-    `through`: a program that executes the command line given after its own.
+    `through`: the start of a command line that executes the command appended to it.
     """
     port = [] if "--port" in arguments else ["--port", "0"]
     # Without an observer it starts sooner; `--metrics-port 0` asks for one.

@@ -22,13 +22,13 @@ class ShownBoard:
         self._board = EngineBoard(self._fd, epoch)
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
-        """Publish a step of the engine and its number of waiting requests."""
+        """Publish a step of the engine, and its waiting requests, their tokens and queue time."""
         self._board.beat()
         self._board.show_queue(num_waiting, num_tokens, queue_s)
 
 
 class ShownQueue:
-    """Publishes `engine`'s queue as of the last call of `turned`.
+    """Publishes the state that `engine`'s queue had at the last call of `turned`.
 
     `queue_s`: the queue time, seconds, that is published while requests wait.
     """

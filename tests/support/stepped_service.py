@@ -160,7 +160,7 @@ def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
 def request(
     num_tokens: int = 8, prompt: Iterable[int] = (5, 6, 7, 8), **fields: Any
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly `num_tokens` output tokens, which are reported by id."""
+    """Return a greedy request of exactly `num_tokens` output tokens, whose ids are returned."""
     return greedy(num_tokens, prompt, output={"return_token_ids": True}, **fields)
 
 

@@ -62,7 +62,9 @@ def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list
 
 
 def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> list[StepEvents]:
-    """Submit two requests, then one in every second step, until all have ended; return the events.
+    """Submit one request before each of the first two steps, then one before every second step; run
+    until all have ended, and return the events.
+
     The engine's integrity is checked after every step.
     """
     config = SchedulerConfig(max_num_batched_tokens=budget)
@@ -80,8 +82,8 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
 
 
 def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> None:
-    """Check that the greedy outputs equal those of naive forwards, and that the features of `way`,
-    and no others, were used. `make`: creates an executor with a number of blocks.
+    """Check that the greedy outputs equal those of naive forwards, and that preemption and prefix
+    caching were used only if `way` has them. `make`: creates an executor with a number of blocks.
     """
     specs = mixed_specs(hashed=way.prefix)
     executor = make(SCARCE_BLOCKS if way.preempt else AMPLE_BLOCKS)

@@ -153,8 +153,8 @@ class TrtllmHarness:
 
     @property
     def submitted_keys(self) -> list[int]:
-        """Return the keys of submitted `support.core.make_spec` requests, found by their
-        prompts.
+        """Return the keys of the submitted requests, derived from the prompts that `make_spec`
+        chose by key.
         """
         return [item.prompt_token_ids[0] // 100 for item in self.submitted]
 
@@ -200,7 +200,7 @@ class TrtllmHarness:
         self.settle()
 
     def stray_tasks(self) -> list[str]:
-        """Return the loop's tasks except the engine's permanent ones and their waits."""
+        """Describe the loop's tasks, without the engine's permanent tasks and waits for events."""
 
         async def found() -> list[str]:
             others = asyncio.all_tasks() - {*self.executor._engine._tasks, asyncio.current_task()}

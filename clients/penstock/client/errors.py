@@ -66,7 +66,7 @@ _HINTS = {
     f" (default {DEFAULT_PORT})",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
-    "Deadline Exceeded": "the deadline passed before the server responded",
+    "Deadline Exceeded": "the deadline passed before the call ended",
 }
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 _CONNECTING = re.compile(

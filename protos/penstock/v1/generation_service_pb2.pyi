@@ -313,7 +313,7 @@ class MultiplexSubmit(google.protobuf.message.Message):
     """
     @property
     def generation(self) -> Global___GenerateRequest:
-        """The generation. Its deadlines replace the gRPC deadline of a separate call."""
+        """The generation. Its timeouts replace the gRPC deadline of a separate call."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Functions with which tests control the stand-in. The real package has no such module.
 
-It has the settings of future engines, which `configure` sets in this process, and the environment
-variable TLLM_FAKE_CONTROL, a JSON object of the same names, in others; and a handle on every engine
-that was built.
+`configure` sets the settings of future engines in this process; the environment variable
+TLLM_FAKE_CONTROL, a JSON object of the same names, sets them in other processes. `engine` returns
+the control of the engine that was built last.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Settings:
     """The settings of one engine. Tests may change them while it runs, except those that are read
     only when it is built.
 
-    Times in seconds. Iterations count from 1. A fault by iteration occurs when a request arrives in
-    that iteration; a fault by token occurs each time a prompt contains the token. `num_blocks`: the
-    simulated GPU's capacity; `free_blocks_drift` is added to the free blocks in the statistics.
+    Times are in seconds, and iterations are counted from 1. A fault by iteration occurs when a
+    request arrives in that iteration; a fault by token occurs each time a prompt contains the
+    token. `num_blocks`: the simulated GPU's capacity; `free_blocks_drift` is added to the free
+    blocks in the statistics.
     `stats`: "push" as before NVIDIA PR #9980; "rpc" as after it, where the caller fetches
     statistics and is blocked. `slip_token`: reading the result of a prompt that contains it raises
     an AssertionError. `guided_error`: the grammar compiler's message for a guide that it rejects,

@@ -19,7 +19,8 @@ class ValidationError(ValueError):
 
 
 def recorded(path: str, check: Callable[[Any], None] | None = None) -> Any:
-    """Return a class with the fields recorded for `path`; `check` raises for an invalid instance.
+    """Return a class with the fields or, if it is an enum, the members recorded for `path`; `check`
+    raises for an invalid instance.
 
     The class raises ValidationError for an unknown field if it is a pydantic model in the real
     package, TypeError otherwise.

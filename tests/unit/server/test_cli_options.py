@@ -24,6 +24,7 @@ from penstock.server.cli.connection import (
     default_address,
     default_operations_address,
     describe_error,
+    with_flags,
 )
 from penstock.server.cli.connection_options import (
     add_connection_options,
@@ -171,6 +172,12 @@ def test_a_rejected_deadline_has_an_estimate_and_a_retry_time() -> None:
         "DEADLINE_EXCEEDED (DEADLINE_UNREACHABLE): the deadline cannot be met;"
         " estimated time 1.75 s; retry in 2.5 s [request r]"
     )
+
+
+def test_an_unsupported_option_is_named_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["penstock", "generate", "--adapter", "poet", "hi"])
+    message = "adapter: is not supported by the simulated executor"
+    assert with_flags(message) == "--adapter is not supported by the simulated executor"
 
 
 def test_missing_details_of_an_error_are_not_printed() -> None:

@@ -27,7 +27,7 @@ OPERATIONS_VARIABLE = variable_of("operations")
 _PORT_VARIABLE = variable_of("port")
 _OPERATIONS_PORT_VARIABLE = variable_of("operations_port")
 
-_FIELD = re.compile(r"\b[a-z_]+\.(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
+_FIELD = re.compile(r"\b(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
 _FLAGS = {"num_outputs": "n", "stop_strings": "stop", "total_timeout": "deadline"}
 """Request field -> flag that sets it, where their names differ."""
 

@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `top` to the command line."""
     parser = subparsers.add_parser(
         "top",
-        help="monitor a service: requests, tokens, latency, the KV pool",
+        help="monitor a service: requests, tokens, latency, the KV cache",
         description="Monitor a service. Keys: q quits, s sorts. Needs the package rich.",
     )
     add_operations_option(parser)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_POOL_LINES = 4
 MAX_OWNERS = 6
-"""Maximum number of tenants that are displayed separately in the KV pool."""
+"""Maximum number of tenants that are displayed separately in the KV cache."""
 _OWNER_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _USED, _CACHED, _FREE = "█", "▒", "·"
 _STATE_STYLES = {
@@ -160,10 +160,10 @@ def _percentiles(values: "Percentiles") -> tuple[str, str, str]:
 
 
 def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[RenderableType]:
-    """Return the KV pool as a grid: used blocks by tenant, then cached blocks, then free blocks."""
+    """Return the KV cache as a grid: used blocks by tenant, then cached, then free blocks."""
     cache = model.cache
     caption = _line(
-        f"KV pool  {count(cache.num_total_blocks)} blocks of {cache.block_size_tokens} tokens: ",
+        f"KV cache  {count(cache.num_total_blocks)} blocks of {cache.block_size_tokens} tokens: ",
         (f"{count(cache.num_used_blocks)} used", "bold"),
         f", {count(cache.num_cached_blocks)} cached, {count(cache.num_free_blocks)} free",
     )
@@ -282,7 +282,7 @@ def short_duration(value_s: float | None) -> str:
     if value_s is None:
         return "-"
     if value_s < 1e-3:
-        return f"{value_s * 1e6:.0f} us"
+        return f"{value_s * 1e6:.0f} µs"
     if value_s < 0.01:
         return f"{value_s * 1e3:.2f} ms"
     if value_s < 1:

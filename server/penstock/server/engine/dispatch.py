@@ -136,12 +136,10 @@ class Dispatcher:
         self._cache_feeds.front_gone(front_id)
         self._quarantine.front_gone(front_id, orphaned)
         if kept:
-            others = f", {len(keys)} running outputs are stopped" if keys else ""
-            logger.info(
-                "front %d is lost, %d requests can be resumed%s", front_id, len(kept), others
-            )
+            others = f", stopped outputs: {len(keys)}" if keys else ""
+            logger.info("front %d is lost, resumable requests: %d%s", front_id, len(kept), others)
         elif keys:
-            logger.info("front %d is lost, its %d requests are cancelled", front_id, len(keys))
+            logger.info("front %d is lost, cancelled requests: %d", front_id, len(keys))
         if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 

@@ -97,7 +97,8 @@ class AdmissionEstimate:
         most = hello.max_num_waiting
         if num_requests > most:
             raise invalid_field(
-                "sampling.num_outputs", f"is more than the queue has places, {most}"
+                "sampling.num_outputs",
+                f"{num_requests} outputs exceed the queue's limit of {most}",
             )
         self._forget_seen(self._show.num_beats)
         queue = self._show.queue

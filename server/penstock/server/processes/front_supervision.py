@@ -36,7 +36,7 @@ class FrontSupervision:
         front_ids: Iterator[int],
     ) -> None:
         self.number = number
-        self.process = SupervisedProcess(f"front {number}", self._spawn)
+        self.process = SupervisedProcess(f"front slot {number}", self._spawn)
         self._spawn_context = spawn_context
         self._orphans = orphans
         self._front_ids = front_ids
@@ -75,6 +75,7 @@ class FrontSupervision:
         if self._beats is None:
             self._beats = BeatsView(now.beats_fd)
         self._front_id = next(self._front_ids)
+        self.process.name = f"front {self._front_id}"
         launch = FrontLaunch(
             server=now.config,
             socket_path=now.socket_path,

@@ -53,7 +53,7 @@ class RollingRestart:
                 logger.error("rolling restart: stopped, %s was not replaced", place.process.name)
                 return
         if self._can_replay:
-            logger.info("rolling restart: the engine", extra=ALWAYS)
+            logger.info("rolling restart: replacing the engine", extra=ALWAYS)
             await self._engine.restart()
         else:
             logger.warning(
@@ -62,7 +62,7 @@ class RollingRestart:
         logger.info("rolling restart: done", extra=ALWAYS)
 
     async def _replace(self, old: FrontSupervision) -> bool:
-        logger.info("rolling restart: %s", old.process.name, extra=ALWAYS)
+        logger.info("rolling restart: replacing %s", old.process.name, extra=ALWAYS)
         new = old.successor()
         keeper = self._processes.add(new.process)
         # If it does not start, the old front continues to serve.

@@ -60,7 +60,8 @@ class CrashLoop(Exception):
 
 
 class SupervisedProcess:
-    """Keeps one process alive. `spawn` starts it. Run `keep_alive` as a task.
+    """Keeps one process alive. `spawn` starts it, and may change `name` then. Run `keep_alive` as a
+    task.
 
     `clean_up` runs after the end of each process, for any reason, and before the next start; its
     arguments are the exit code and True if the process was requested to stop. `on_message` receives
@@ -75,6 +76,7 @@ class SupervisedProcess:
         on_message: Callable[[FromChild], None] | None = None,
     ) -> None:
         self.name = name
+        self._slot = name
         self.is_ready = asyncio.Event()
         self._spawn = spawn
         self._clean_up = clean_up
@@ -167,9 +169,11 @@ class SupervisedProcess:
                 continue
             delay_s = self._restarts.next_delay_s(time.monotonic())
             if delay_s is None:
-                raise CrashLoop(f"{self.name} died {MAX_DEATHS} times in {WINDOW_S:g} s")
+                raise CrashLoop(f"{self._slot} died {MAX_DEATHS} times in {WINDOW_S:g} s")
             reason = describe_exit(code)
-            logger.warning("%s died (%s), next in %.1f s", self.name, reason, delay_s, extra=ALWAYS)
+            logger.warning(
+                "%s died (%s), restarting in %.1f s", self.name, reason, delay_s, extra=ALWAYS
+            )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._retired.wait(), delay_s)
             if not self._may_restart:

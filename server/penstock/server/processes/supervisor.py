@@ -302,7 +302,7 @@ class Supervisor:
             self._stop.set()
 
     def _on_dump_signal(self) -> None:
-        dump = asyncio.get_running_loop().create_task(self._flight.dump("asked"))
+        dump = asyncio.get_running_loop().create_task(self._flight.dump("requested"))
         self._dumps.add(dump)
         dump.add_done_callback(self._dumps.discard)
 

@@ -21,7 +21,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.conventions import DEFAULT_PROFILE_S, MAX_PAGE_SIZE
-from penstock.server.front.errors import ErrorReason, invalid_field, request_error
+from penstock.server.front.errors import ErrorReason, Failure, invalid_field, request_error
 from penstock.server.link.frames import MAX_PROFILE_S
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
@@ -30,7 +30,13 @@ from penstock.server.observe.operations.snapshot import (
     arrival_order,
 )
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
-from penstock.server.rpc.handlers import Context, HandlerWrapper, StreamHandler, UnaryHandler
+from penstock.server.rpc.handlers import (
+    CallFailed,
+    Context,
+    HandlerWrapper,
+    StreamHandler,
+    UnaryHandler,
+)
 from penstock.server.rpc.mapping_in.generation import check_model
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_operations import live_request_of, state_of, stats_of
@@ -72,8 +78,8 @@ MAX_TOKEN_CHARS = 4096
 
 
 class OperationsMethods:
-    """The handlers of OperationsService. They raise RequestError if a request is rejected.
-    WatchStats calls end with DRAINING when `stopping` is set, before the server stops."""
+    """The handlers of OperationsService. They raise RequestError or CallFailed if a request is
+    rejected. WatchStats calls end with DRAINING when `stopping` is set, before the server stops."""
 
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
@@ -162,8 +168,8 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """Return one live request. Raises RequestError if there is none, or if several tenants use
-        its id and the call names no tenant."""
+        """Return one live request. Raises CallFailed if there is none, and RequestError if several
+        tenants use its id and the call names no tenant."""
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -175,7 +181,8 @@ class OperationsMethods:
             if view.request_id == request.request_id and tenant in (None, view.tenant)
         ]
         if not found:
-            raise request_error(ErrorReason.REQUEST_NOT_FOUND)
+            failure = Failure(reason=ErrorReason.REQUEST_NOT_FOUND)
+            raise CallFailed(failure, request.request_id)
         if len({view.tenant for view in found}) > 1:
             raise invalid_field("tenant", "is required: several tenants use this request id")
         return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()

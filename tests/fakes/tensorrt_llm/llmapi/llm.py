@@ -169,8 +169,8 @@ class LLM:
         return self._executor.submit(request)
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Return the statistics since the last call if they are fetched; blocks the
-        calling thread.
+        """Return the statistics since the last call; only if statistics are fetched ("rpc"). Blocks
+        the calling thread up to `timeout` seconds while there are none.
         """
         assert self._executor is not None
         assert self._executor.rpc_client is not None, "pushed statistics are read on the loop"

@@ -72,5 +72,5 @@ async def test_a_front_that_cannot_be_followed_stays(caplog: pytest.LogCaptureFi
         await asyncio.wait_for(rolling.run(), PATIENCE_S)
     assert fronts == [old]
     assert processes.all == ()
-    assert "front 1 was not replaced" in caplog.text
+    assert "front slot 1 was not replaced" in caplog.text
     assert "no more memory" in caplog.text

@@ -143,7 +143,8 @@ def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]
     lines: list[str] = []
     for run in runs:
         time = f" after {run.states[-1][1] * 1e3:.0f} ms" if run.states else ""
-        head = f"{run.request.name}: {run.state}{time}, {run.num_tokens} tokens"
+        unit = "token" if run.num_tokens == 1 else "tokens"
+        head = f"{run.request.name}: {run.state}{time}, {run.num_tokens} {unit}"
         lines.append(f"{_BOLD}{head[: columns - 1]}{_PLAIN}")
         shown = _wrap(run.text, columns - 3)[-num_text_lines:]
         shown += [""] * (num_text_lines - len(shown))

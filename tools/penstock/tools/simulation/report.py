@@ -108,7 +108,7 @@ def summary_lines(summary: Summary) -> list[str]:
         _durations_line("ITL", s.itl),
         _durations_line("E2E", s.e2e),
         _durations_line("queue", s.queue),
-        f"KV memory    {share_text(s.kv_utilisation)} used (at most"
+        f"KV cache     {share_text(s.kv_utilisation)} used (at most"
         f" {share_text(s.kv_utilisation_max)}), {share_text(s.kv_waste, 2)} of that empty",
         f"prefix hits  {share_text(s.prefix_hit_rate)} of prompt tokens",
         f"lost work    {s.num_preemptions:,} preemptions, {share_text(s.prefill_waste, 2)} of"

@@ -312,7 +312,7 @@ def own_default_folder() -> Path:
 
 
 def _name(port: int | None, why: str) -> str:
-    reason = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "asked"
+    reason = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "requested"
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     port_prefix = "" if port is None else f"{port}-"
     return f"{_PREFIX}{at}-{port_prefix}{reason}{_SUFFIX}"

@@ -182,7 +182,8 @@ class MetricsApplication:
         known = {"compat"} if path == METRICS_PATH else set[str]()
         for name, values in parameters.items():
             if name not in known:
-                return _Answer(HTTPStatus.BAD_REQUEST, b"there is an unknown parameter\n")
+                text = f"unknown query parameter {name!r}\n".encode()
+                return _Answer(HTTPStatus.BAD_REQUEST, text)
             if len(values) > 1:
                 return _Answer(HTTPStatus.BAD_REQUEST, f"duplicate parameter {name}\n".encode())
         return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))

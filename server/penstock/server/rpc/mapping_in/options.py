@@ -245,7 +245,7 @@ def read_output(
 
 def check_no_chunks(request: GenerateRequest) -> None:
     """Raise RequestError if an option for the size or delay of stream messages is set, because the
-    response of the called method is one message."""
+    response of GenerateOnce is one message."""
     violations = Violations()
     has = request.output.HasField
     for path, is_set in (
@@ -253,7 +253,7 @@ def check_no_chunks(request: GenerateRequest) -> None:
         (_DELAY_PATH, has("max_chunk_delay")),
     ):
         if is_set:
-            violations.add(path, "must not be set: the response is one message")
+            violations.add(path, "is not allowed with GenerateOnce")
     violations.raise_if_any()
 
 
@@ -376,7 +376,7 @@ def read_resumption(
 
 
 def check_not_resumable(request: GenerateRequest) -> None:
-    """Raise RequestError if a resume timeout is set, because the response of the called method is
-    one message."""
+    """Raise RequestError if a resume timeout is set, because the response of GenerateOnce is one
+    message."""
     if request.HasField(_RESUME_PATH):
-        raise invalid_field(_RESUME_PATH, "must not be set: the response is one message")
+        raise invalid_field(_RESUME_PATH, "is not allowed with GenerateOnce")

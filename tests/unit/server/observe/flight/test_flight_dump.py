@@ -45,12 +45,12 @@ def test_a_dump_is_readable_by_its_owner_only_and_states_its_reason(
     assert list(folder.iterdir()) == [path]
     assert len(FlightReader(path).recording().steps) > 0
     assert dump(memory, folder, "../../x y").name.endswith("-x-y.bin")
-    assert dump(memory, folder, "").name.endswith("-asked.bin")
+    assert dump(memory, folder, "").name.endswith("-requested.bin")
 
 
 def test_the_newest_are_kept_and_other_files_too(memory: int, tmp_path: Path) -> None:
     (tmp_path / "mine.bin").write_text("x")
-    paths = [dump(memory, tmp_path, "asked") for _ in range(MAX_NUM_FILES + 3)]
+    paths = [dump(memory, tmp_path, "requested") for _ in range(MAX_NUM_FILES + 3)]
 
     kept = sorted(tmp_path.glob("penstock-flight-*"))
 
@@ -82,7 +82,7 @@ def test_what_a_killed_writer_left_is_cleaned_up(memory: int, tmp_path: Path) ->
     long_ago_s = time.time() - 90.0
     for path in (left, mine):
         os.utime(path, (long_ago_s, long_ago_s))
-    path = dump(memory, tmp_path, "asked")
+    path = dump(memory, tmp_path, "requested")
     assert set(tmp_path.iterdir()) == {path, fresh, mine}
 
 

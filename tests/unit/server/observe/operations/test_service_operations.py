@@ -211,13 +211,13 @@ async def test_a_profile_that_cannot_be_made_states_why() -> None:
 
 async def test_the_flight_record_and_its_absence() -> None:
     fakes = Fakes()
-    assert await operations_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
+    assert await operations_of(fakes).dump_flight_record("requested") == Path("/flights/requested")
     with pytest.raises(OperationsError, match="there is no flight record: holds nothing yet"):
         await operations_of(fakes).flight_record()
     with pytest.raises(OperationsError, match="there is no flight recorder"):
         await operations_of(fakes, has_recorder=False).flight_record()
     with pytest.raises(OperationsError, match="there is no flight recorder"):
-        await operations_of(fakes, has_recorder=False).dump_flight_record("asked")
+        await operations_of(fakes, has_recorder=False).dump_flight_record("requested")
 
 
 async def test_a_slow_disk_blocks_no_caller_and_takes_one_dump_at_a_time() -> None:
