@@ -39,7 +39,7 @@ async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedSe
     assert request.request_id == "mine"
 
 
-async def test_text_alone(face: Face) -> None:
+async def test_generate_text_yields_only_text(face: Face) -> None:
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 

@@ -61,7 +61,7 @@ async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedS
     assert metadata["authorization"] == "Bearer t"
 
 
-async def test_no_service_at_the_address(face: Face, time: FakeTime) -> None:
+async def test_an_unreachable_address_is_unavailable(face: Face, time: FakeTime) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
