@@ -104,7 +104,7 @@ async def test_a_disconnected_caller_cancels_the_request(served: ServedFront) ->
     assert (keys, reason) == ((spec.key,), FinishReason.CANCELLED)
 
 
-async def test_a_bad_abort_names_the_field(served: ServedFront) -> None:
+async def test_an_invalid_abort_is_rejected_by_its_field(served: ServedFront) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await ask(served, "Abort", vllm.AbortRequest(request_ids=["fine", "é"]))
 

@@ -268,7 +268,7 @@ async def test_a_rejected_call_has_its_own_status(face: Face, server: ScriptedSe
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_an_event_without_a_receiver_breaks_the_call(
+async def test_an_event_for_an_unknown_key_fails_the_call(
     face: Face, server: ScriptedServer
 ) -> None:
     async def stray(request: ServedRequest) -> None:
