@@ -150,7 +150,7 @@ class RawConnection:
         await self.until(lambda: self.num_answered_pings > num_before)
 
     async def until_settled(self) -> None:
-        """Wait as `until_received`, but with SETTINGS, where frequent pings would be rejected."""
+        """Wait like `until_received`, but with SETTINGS, because frequent pings are rejected."""
         num_before = self.counts[SETTINGS]
         await self.send(settings())
         await self.until(lambda: self.counts[SETTINGS] > num_before)

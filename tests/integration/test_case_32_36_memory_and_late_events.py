@@ -135,7 +135,7 @@ def test_case_36_cleanup_without_running_requests(depth: int) -> None:
     assert set(executor.released) >= slots
 
 
-async def test_case_36_the_last_client_leaves_a_service(text: ModelText) -> None:
+async def test_case_36_cleanup_after_the_last_client_disconnects(text: ModelText) -> None:
     async with stepped(text) as service:
         calls = [service.stub.Generate(request(200)) for _ in range(6)]
         await service.until_live(6)

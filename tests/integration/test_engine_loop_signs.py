@@ -201,7 +201,7 @@ def test_a_quarantined_request_is_rejected_without_reaching_the_engine(board_fd:
     bench.close()
 
 
-def test_a_request_that_is_held_back_can_be_cancelled(board_fd: int) -> None:
+def test_a_request_waiting_for_probation_can_be_cancelled(board_fd: int) -> None:
     bench = Bench(board_fd, *[SuspectedRequest(key=key(number)) for number in (1, 2)])
     bench.submit(1, 2, num_replays=1)
     bench.step()

@@ -272,7 +272,7 @@ def _check_tenant_preemption(machine: EngineMachine, events: StepEvents) -> None
 
 
 def _highest_level(machine: EngineMachine, output: Output) -> float:
-    """Return the class of a request after the increase by one per `aging_s` that it waited."""
+    """Return the highest class of a request: its priority plus one per `aging_s` since arrival."""
     return output.spec.priority + (machine.clock() - output.spec.arrival_s) / machine.config.aging_s
 
 

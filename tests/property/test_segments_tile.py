@@ -42,7 +42,9 @@ def play(clock: PhaseClock, step: str, now_s: float, num_tokens: int) -> None:
 
 
 @given(STEPS, st.floats(0, 5))
-def test_segments_tile_the_life_of_a_request(steps: list[tuple[str, float]], rest_s: float) -> None:
+def test_segments_cover_the_lifetime_of_a_request(
+    steps: list[tuple[str, float]], rest_s: float
+) -> None:
     clock = PhaseClock(10.0)
     now_s, num_tokens = 10.0, 0
     for step, delta_s in steps:

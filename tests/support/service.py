@@ -249,7 +249,7 @@ async def until_health(channel: grpc.aio.Channel, wanted: int) -> None:
 
 
 async def until_gone(pid: int) -> None:
-    """Wait for the exit of a process that is not our child; return at once if it is gone."""
+    """Wait for the exit of a process that need not be a child; return at once if there is none."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

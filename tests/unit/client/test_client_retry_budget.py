@@ -52,6 +52,6 @@ def test_a_share_must_be_a_number(share: float) -> None:
         RetryBudget(share=share)
 
 
-def test_a_reserve_is_no_debt() -> None:
+def test_a_negative_reserve_is_rejected() -> None:
     with pytest.raises(ValueError, match="reserve"):
         RetryBudget(reserve=-1)

@@ -76,7 +76,7 @@ def test_the_shapes_that_are_known_are_fused(name: str, dtype: str, tmp_path: Pa
     assert fused_path(config, load_configured(config), load()).name == "fused"
 
 
-def test_what_the_tree_does_not_show_is_found_in_the_logits(tmp_path: Path) -> None:
+def test_differences_that_the_module_tree_hides_are_found_in_the_logits(tmp_path: Path) -> None:
     config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
     model = load_configured(config)
     module: Any = model.module

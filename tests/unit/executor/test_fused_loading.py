@@ -1,4 +1,4 @@
-"""Errors while the fused step is built, before any of its kernels has run."""
+"""The build of the fused step: errors, reserved memory, and checkpoints in 8 bits."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_pages_leave_room_for_the_largest_step_and_the_graphs(
 
 
 class _CheckedError(Exception):
-    """Ends the build after its comparisons."""
+    """Raised to end the build after the comparisons of logits."""
 
 
 @pytest.mark.skipif(

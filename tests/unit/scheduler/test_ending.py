@@ -308,7 +308,7 @@ def test_a_missing_answer_is_an_error_when_steps_overlap() -> None:
         drive(engine, executor, StepResult(slots=int32(), tokens=int32()))
 
 
-def test_executor_death_comes_through_and_close_closes() -> None:
+def test_an_executor_error_is_raised_and_close_closes_the_executor() -> None:
     class Dead(NullExecutor):
         def collect(self) -> StepResult:
             raise RuntimeError("gone")

@@ -165,7 +165,7 @@ def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
     assert set(ends(run_until_idle(engine))) == {1, 2, 3, 4}
 
 
-def test_an_heir_computes_the_prompt_when_the_leader_is_cancelled() -> None:
+def test_another_output_computes_the_prompt_if_the_leader_is_cancelled() -> None:
     engine, _ = make_engine(max_num_batched_tokens=8)
     specs = tuple(
         make_spec(key, list(range(20)), request_id="r", leader_key=0 if key == 1 else 1)

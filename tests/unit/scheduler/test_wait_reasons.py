@@ -280,7 +280,7 @@ def test_the_rejected_did_not_wait() -> None:
     )
 
 
-def test_the_accounts_outlive_many_arrivals() -> None:
+def test_counts_of_a_waiting_request_survive_many_arrivals() -> None:
     """Entries are reused; a request that waits all the time keeps its counts."""
     site = Site(max_num_seqs=1, aging_s=math.inf)
     num_others = 600

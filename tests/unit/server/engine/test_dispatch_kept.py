@@ -46,7 +46,7 @@ def test_a_stream_that_returns_to_its_engine_replaces_what_was_kept() -> None:
     executor.close()
 
 
-def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
+def test_a_request_whose_stream_another_front_reads_is_not_submitted_again() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
@@ -65,7 +65,7 @@ def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
     executor.close()
 
 
-def test_an_unread_request_that_finds_no_room_does_not_run() -> None:
+def test_an_unread_request_beyond_the_limit_does_not_run() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100, max_unread=8))
     dispatcher.front_connected(1)
@@ -77,7 +77,7 @@ def test_an_unread_request_that_finds_no_room_does_not_run() -> None:
     executor.close()
 
 
-def test_a_lost_front_leaves_only_the_streams_that_found_room() -> None:
+def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
     engine, executor = make_self_paced(max_num_seqs=4)
     dispatcher = Dispatcher(
         engine, hello(), kept_limits=KeptLimits(max_bytes=1 << 20, max_unread=1)
@@ -95,7 +95,7 @@ def test_a_lost_front_leaves_only_the_streams_that_found_room() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """Run a step; return the keys of each request that the front is asked to release."""
+    """Run a step; return the keys of each Detach frame that the front is sent."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

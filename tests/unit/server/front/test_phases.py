@@ -86,7 +86,7 @@ K = SegmentKind
 WAIT, RESIDENCY = Wait(slots_s=1.0), Residency(num_steps=3)
 
 
-def test_a_life_with_a_preemption() -> None:
+def test_segments_of_a_request_with_a_preemption() -> None:
     clock = PhaseClock(0.0)
     clock.submit(1.0)
     clock.admit(3.0, num_cached_tokens=16, wait=WAIT)

@@ -32,7 +32,7 @@ class Machine:
         return self.spare.is_worth_trimming()
 
 
-def test_growth_is_looked_at_once_in_a_while() -> None:
+def test_growth_of_memory_is_checked_at_intervals() -> None:
     machine = Machine()
     assert not machine.after(INTERVAL_S, GROWTH_BYTES)
     assert not machine.after(0.0, 1), "just looked"

@@ -46,7 +46,7 @@ def quotas(clock: FakeClock, **limits: int) -> TextQuotas:
 
 
 def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
-    """Charge the tenant; return the delay until a retry, or None if it was accepted."""
+    """Charge tenant `t`; return the delay until a retry in seconds, None if accepted."""
     try:
         accounts.charge("t", num_tokens)
     except RequestError as error:

@@ -1,5 +1,5 @@
-"""The engine's status board and the fronts' heartbeats: readers get what was written; writers that
-died are noticed.
+"""The engine's status board and the fronts' heartbeats: readers get what was written, and
+counts begin again with a new writer.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_with_two_steps_under_way_both_count(fd: int) -> None:
     view.close()
 
 
-def test_more_keys_than_there_is_room_for_are_cut(fd: int) -> None:
+def test_keys_beyond_the_capacity_are_dropped(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1)
     board.step_begins(keys(1, 2, 3, 4, 5, 6))
     assert view.keys_in_progress() == {1, 2, 3, 4}
@@ -130,7 +130,7 @@ def test_more_keys_than_there_is_room_for_are_cut(fd: int) -> None:
     view.close()
 
 
-def test_submitting_requests_are_running_and_those_on_trial_are_distinguished(fd: int) -> None:
+def test_submitting_requests_are_running_and_those_on_probation_are_distinguished(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1)
     board.mark_submitting(9)
     assert view.keys_in_progress() == {9}
@@ -144,7 +144,7 @@ def test_submitting_requests_are_running_and_those_on_trial_are_distinguished(fd
     view.close()
 
 
-def test_what_is_no_board_is_rejected() -> None:
+def test_invalid_boards_are_rejected() -> None:
     fd = create_heartbeats(8)
     with pytest.raises(BoardError):
         BoardView(fd)
@@ -156,7 +156,7 @@ def test_what_is_no_board_is_rejected() -> None:
     os.close(fd)
 
 
-def test_every_front_writes_heartbeats_in_its_own_row() -> None:
+def test_every_front_writes_its_heartbeat_in_its_row() -> None:
     fd = create_heartbeats(2)
     view, one, two = HeartbeatView(fd), FrontHeartbeat(fd, 0, 7), FrontHeartbeat(fd, 1, 8)
     one.heartbeat()

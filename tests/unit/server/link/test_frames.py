@@ -59,7 +59,7 @@ def there_and_back(frame: Frame) -> Frame:
 
 
 @given(FRAMES)
-def test_every_frame_survives(frame: Frame) -> None:
+def test_every_frame_survives_a_round_trip(frame: Frame) -> None:
     assert_same(there_and_back(frame), frame)
 
 
@@ -129,7 +129,7 @@ TAG = b"\x93\xa6Submit"
         b"\x93\xabFrontHello\0\0",
     ],
 )
-def test_noise_is_rejected(body: bytes) -> None:
+def test_malformed_bodies_are_rejected(body: bytes) -> None:
     with pytest.raises(LinkError, match="malformed"):
         decode(body)
 

@@ -127,7 +127,7 @@ async def harness(tmp_path: Path) -> AsyncGenerator[Harness]:
             front.socket.close()
 
 
-async def test_what_fronts_send_is_received_and_their_going_too(harness: Harness) -> None:
+async def test_reports_of_fronts_and_their_disconnects_are_received(harness: Harness) -> None:
     recorded = harness.recorded
     one, two = harness.front(1), harness.front(2)
     records = [request_record(number) for number in range(3)]
@@ -143,7 +143,7 @@ async def test_what_fronts_send_is_received_and_their_going_too(harness: Harness
     assert harness.receiver.front_ids == (1,)
 
 
-async def test_a_record_that_cannot_be_read_takes_no_other_along(harness: Harness) -> None:
+async def test_a_record_that_cannot_be_read_does_not_affect_others(harness: Harness) -> None:
     good = request_record()
     harness.front(1).send(Records(payloads=(b"nonsense", encode_record(good), b"")))
     await harness.recorded.until(lambda: harness.recorded.records)
@@ -186,7 +186,7 @@ async def test_what_fronts_sent_before_they_ended_is_received(harness: Harness) 
     assert len(harness.recorded.records) == 100
 
 
-async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> None:
+async def test_a_listener_that_raises_does_not_affect_the_others() -> None:
     class Trips(RecordingListener):
         def take_records(self, records: Sequence[RequestRecord]) -> None:
             raise RuntimeError("a bug")
@@ -199,7 +199,7 @@ async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> N
     assert fanout.num_failures == 1
 
 
-def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
+def test_steps_are_read_and_an_unreadable_recorder_does_not_stop_the_receiver() -> None:
     recorded, flown = RecordingListener(), Flown()
     source = FlightSource(flown.fd, recorded)
     flown.submit(1, 20, 5)

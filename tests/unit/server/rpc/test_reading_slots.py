@@ -76,7 +76,7 @@ async def test_callers_take_turns() -> None:
     await second
 
 
-async def test_only_what_is_wanted_is_given_a_deadline() -> None:
+async def test_only_slots_that_other_calls_wait_for_get_a_read_deadline() -> None:
     harness = Harness()
     slots = await harness.held("a", "a", "b")
     waiting = await harness.waiting("a")
@@ -111,7 +111,7 @@ async def test_no_call_gets_a_deadline_while_no_other_waits() -> None:
     assert must_yield(slots) == [False, False]
 
 
-async def test_a_waiter_that_leaves_the_queue_takes_nothing_along() -> None:
+async def test_a_cancelled_waiter_takes_no_slot() -> None:
     harness = Harness()
     slots = await harness.held("a", "a", "b", "b")
     gone, stays = await harness.waiting("a"), await harness.waiting("a")

@@ -38,7 +38,7 @@ def of_track(document: dict[str, Any], pid: int, phase: str = "X") -> list[dict[
 )
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("num_steps", [64, 4096])
-def test_every_trace_keeps_the_laws(depth: int, seed: int, is_over: bool, num_steps: int) -> None:
+def test_every_trace_is_valid(depth: int, seed: int, is_over: bool, num_steps: int) -> None:
     flown = play(Flown(depth=depth, num_steps=num_steps), seed)
     if is_over:
         flown.finish()
@@ -162,7 +162,7 @@ def dying() -> Flown:
     return flown
 
 
-def test_a_life_without_its_beginning_begins_with_the_recording() -> None:
+def test_a_residency_that_began_before_the_recording_is_drawn_from_its_start() -> None:
     events = np.zeros(2, dtype=EVENT)
     events[0] = (12.0, 5, 1, 3, 0, EventKind.PREEMPTED, 0)
     events[1] = (14.0, 9, 2, 4, 17, EventKind.FINISHED, 2)

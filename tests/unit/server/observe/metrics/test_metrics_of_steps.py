@@ -90,7 +90,7 @@ def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
     assert value(samples, "preemptions_total") == 1
 
 
-def test_a_dead_engine_runs_nothing() -> None:
+def test_a_dead_engine_has_no_running_requests() -> None:
     metrics = service_metrics()
     metrics.take_engine(engine_hello())
     metrics.take_heartbeat(heartbeat())

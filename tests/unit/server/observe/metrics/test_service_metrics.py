@@ -236,7 +236,7 @@ def test_counters_never_go_down_as_fronts_and_engines_come_and_go() -> None:
         before = {key: number for key, number in now.items() if key[0].startswith("penstock_")}
 
 
-def test_names_from_outside_make_no_series() -> None:
+def test_names_chosen_by_clients_create_no_series() -> None:
     metrics = service_metrics(tenants=("atlas", "borealis"))
     metrics.take_records([record()])
     num_before = len(read(metrics))

@@ -188,7 +188,7 @@ def test_a_front_that_died_keeps_its_counts_and_loses_its_gauges(maker: Snapshot
     assert (model_of(maker).num_completed, model_of(maker).num_accepted) == (16, 18)
 
 
-def test_a_front_that_only_seemed_gone_counts_once(maker: SnapshotMaker) -> None:
+def test_a_front_that_reconnects_counts_once(maker: SnapshotMaker) -> None:
     maker.take_heartbeat(heartbeat(1, outcome(10)))
     maker.front_gone(1)
     maker.take_heartbeat(heartbeat(1, outcome(11)))
@@ -196,7 +196,7 @@ def test_a_front_that_only_seemed_gone_counts_once(maker: SnapshotMaker) -> None
     assert model_of(maker).num_completed == 11
 
 
-def test_many_lives_are_added_up_and_forgotten(maker: SnapshotMaker) -> None:
+def test_counts_of_many_front_processes_are_summed_in_bounded_memory(maker: SnapshotMaker) -> None:
     for pid in range(2000):
         maker.take_heartbeat(heartbeat(1, outcome(1), pid=pid))
         maker.front_gone(1)
@@ -205,7 +205,7 @@ def test_many_lives_are_added_up_and_forgotten(maker: SnapshotMaker) -> None:
     assert len(maker._fronts._heartbeats) < 300
 
 
-def test_an_engine_that_is_down_runs_nothing(maker: SnapshotMaker) -> None:
+def test_an_engine_that_is_down_has_no_running_requests(maker: SnapshotMaker) -> None:
     maker.take_heartbeat(heartbeat(1, epoch=1))
     maker.take_steps(1, steps_at(1, lambda _: 999.9, num_running=4, num_used_blocks=9), 0)
     assert (model_of(maker).is_up, model_of(maker).num_processing) == (True, 4)
