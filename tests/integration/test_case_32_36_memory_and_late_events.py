@@ -97,7 +97,7 @@ async def test_case_35_late_events_of_a_cancelled_request(
     served.port.finish(gone.key)
     assert counters.num_late_events == 3
     served.port.admit(gone.key + 999)
-    assert counters.num_late_events == 4, "so is news of a key that nobody ever had"
+    assert counters.num_late_events == 4, "so is an event of a key that nobody ever had"
     served.port.finish(here.key)
     assert text_of(await collect(staying)) == "a"
     assert served.server.num_live_requests == 0

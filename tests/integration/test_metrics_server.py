@@ -18,7 +18,7 @@ from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
 from support.metric_samples import Harness, samples_of
 from support.patience import PATIENCE_S
-from support.reports import beat, outcome, record, steps
+from support.reports import heartbeat, outcome, record, steps
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def harness() -> Iterator[Harness]:
 def fill(metrics: ServiceMetrics) -> None:
     metrics.take_records([record(ttft_s=0.25, num_completion_tokens=5)])
     metrics.take_heartbeat(
-        beat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1})
+        heartbeat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1})
     )
     metrics.take_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
 
