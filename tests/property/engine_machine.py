@@ -250,12 +250,12 @@ class Output:
 
     @property
     def line(self) -> tuple[int, str]:
-        """Its queue in the fair order, which has one for each class and tenant."""
+        """Class and tenant: the fair order has one queue for each such pair."""
         return (self.spec.priority, self.spec.tenant)
 
     @property
     def expiry_s(self) -> float:
-        """The earliest of its deadlines that still count and its time limit."""
+        """The earliest of the time limit and the deadlines that still count, in seconds."""
         spec = self.spec
         ttft_s = NO_TIME if self.tokens else spec.ttft_deadline_s
         return min(spec.deadline_s, spec.time_limit_s, ttft_s)

@@ -29,8 +29,8 @@ _MAX_STEPS_UNTIL_IDLE = 4
 
 @dataclass(frozen=True)
 class Death:
-    """The death of an engine, `num_turns` turns after the previous one. The events of the last
-    `num_lost_steps` steps are lost.
+    """The death of an engine, `num_turns` + 1 turns after its start. It then runs `num_lost_steps`
+    further steps, whose events are lost.
     """
 
     num_turns: int

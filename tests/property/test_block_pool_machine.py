@@ -339,7 +339,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.order.blocks() | self.elsewhere.keys()
 
     def next_victims(self, count: int) -> list[int]:
-        """Remove and return the next `count` blocks to evict: of the lowest level, in its order."""
+        """Remove and return the next `count` blocks to evict: of the lowest level, in order."""
         victims: list[int] = []
         for _ in range(count):
             level = min(self.model.level(block, self.now) for block in self.cached())

@@ -1,4 +1,6 @@
-"""Any split of a stream into messages has the same content; no message is below the minimum."""
+"""Any split of a stream into messages has the same content, and messages reach the minimum size
+unless the maximum delay has passed.
+"""
 
 from __future__ import annotations
 

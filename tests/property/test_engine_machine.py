@@ -15,8 +15,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from property.engine_machine import EngineMachine
 
 
-def test_case_47_whatever_happens_the_laws_hold() -> None:
-    """PENSTOCK_MACHINE_RUNS sets the number of runs, each of up to 100 calls."""
+def test_case_47_invariants_hold_for_any_sequence_of_events() -> None:
+    """PENSTOCK_MACHINE_RUNS sets the number of runs of up to 100 calls; default: 12 runs of 60."""
     num_runs = os.environ.get("PENSTOCK_MACHINE_RUNS")
     how = settings(stateful_step_count=60, max_examples=12)
     if num_runs is not None:

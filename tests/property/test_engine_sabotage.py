@@ -55,7 +55,7 @@ class Sabotage:
 
 
 def always(value: Any) -> Callable[..., Any]:
-    """Return a function that does nothing and returns `value`."""
+    """Return a function that ignores its arguments and returns `value`."""
     return lambda *_, **__: value
 
 
@@ -193,7 +193,9 @@ SABOTAGES = [
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.law)
-def test_a_broken_engine_is_noticed(sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violated_invariant_is_detected(
+    sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = getattr(sabotage.place, sabotage.name)
     monkeypatch.setattr(
         sabotage.place,

@@ -68,10 +68,10 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
         max_size=60,
     ),
 )
-def test_the_accounts_are_two_buckets(
+def test_the_accounts_equal_two_token_buckets(
     requests: int | None, tokens: int | None, steps: list[tuple[float, str, int]]
 ) -> None:
-    """Compared with textbook token buckets."""
+    """The accounts equal two textbook token buckets: one of requests and one of tokens."""
     quota = TenantQuota(max_requests_per_minute=requests, max_tokens_per_minute=tokens)
     accounts = QuotaAccounts({}, quota)
     most = {"requests": float(requests or 0), "tokens": float(tokens or 0)}
@@ -172,7 +172,7 @@ def test_a_tenant_without_a_quota_is_never_rejected(
 def test_limits_that_change_under_load_keep_the_accounts_right(
     turns: list[tuple[str, str, int]], depth: int
 ) -> None:
-    """In a whole engine: its list of live requests agrees with the quotas' after every turn."""
+    """The numbers of live requests in the quota accounts match the engine's after every turn."""
     config = SchedulerConfig(
         max_num_batched_tokens=16, tenant_quota=TenantQuota(max_num_live=2, max_tokens_per_minute=9)
     )

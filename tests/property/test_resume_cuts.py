@@ -131,7 +131,7 @@ slow = settings(
 
 @slow
 @given(message=requests(), cut_at=cuts)
-def test_cut_streams_are_whole(
+def test_resumed_streams_are_complete(
     text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
 ) -> None:
     whole = asyncio.run(undisturbed(text, message))
@@ -142,7 +142,7 @@ def test_cut_streams_are_whole(
 
 @slow
 @given(message=requests(), num_messages=st.integers(0, 20), num_steps=st.integers(0, 10))
-def test_streams_of_lost_fronts_are_whole(
+def test_streams_of_lost_fronts_are_complete(
     text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
 ) -> None:
     whole = asyncio.run(undisturbed(text, message))

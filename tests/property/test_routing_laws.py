@@ -50,7 +50,7 @@ def test_least_loaded_takes_the_least(history: list[list[int]]) -> None:
     st.floats(1.0, 4.0),
     st.integers(0, 10),
 )
-def test_no_prefix_beats_the_overload_rule(
+def test_prefix_affinity_does_not_override_the_overload_limit(
     requests: list[tuple[list[int], list[int]]], factor: float, slack: int
 ) -> None:
     router = PrefixAware(4, factor=factor, slack=slack, max_index_tokens=32)

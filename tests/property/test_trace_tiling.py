@@ -40,7 +40,7 @@ def lives(draw: st.DrawFn) -> RequestRecord:
 
 
 @given(lives())
-def test_children_tile_the_root_to_the_nanosecond(record: RequestRecord) -> None:
+def test_children_cover_the_root_to_the_nanosecond(record: RequestRecord) -> None:
     tree = tree_of(record, offset_ns=OFFSET_NS)
     assert len(tree.children) == len(record.segments) <= MAX_CHILDREN
     edges = [(span.start_ns, span.end_ns) for span in tree.children]

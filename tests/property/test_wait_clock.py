@@ -152,7 +152,7 @@ class Queue:
 
 
 @given(st.randoms(use_true_random=False))
-def test_every_second_is_put_down_to_its_reason(random: Random) -> None:
+def test_every_second_of_a_wait_is_attributed_to_its_reason(random: Random) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # The columns soon grow.
         patch.setattr(wait_clock, "FIRST_CAPACITY", 4)

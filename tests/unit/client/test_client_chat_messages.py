@@ -125,7 +125,7 @@ def test_a_bad_dict_is_named_by_its_path_and_not_repeated(
     assert "secret" not in str(caught.value)
 
 
-def test_one_message_is_no_conversation() -> None:
+def test_a_single_message_is_rejected_as_a_prompt() -> None:
     message: Any = {"role": "user", "content": "Hi"}
 
     with pytest.raises(TypeError, match=r"^prompt: must be a sequence of messages, not one"):

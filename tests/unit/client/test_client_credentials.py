@@ -31,7 +31,7 @@ def test_each_call_asks_for_the_token() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "a b", "é", "a\n", "a\r\nx: y"])
-def test_what_is_no_token_is_not_sent(token: str) -> None:
+def test_invalid_tokens_are_not_sent(token: str) -> None:
     with pytest.raises(ValueError, match="token: must be printable") as caught:
         CallSettings(retry=NO_RETRY, token=lambda: token).shared_metadata()
     assert not token or token not in str(caught.value)

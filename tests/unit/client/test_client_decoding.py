@@ -130,7 +130,7 @@ def test_matched_stop(field: str | None) -> None:
     assert event.outputs[0].stop_token_id == (0 if field == "stop_token_id" else None)
 
 
-def test_enum_values_from_the_future_are_unknown() -> None:
+def test_enum_values_of_later_releases_are_unknown() -> None:
     message = pb.RequestProgress()
     message.ParseFromString(bytes([0x08, 77, 0x18, 88]))  # state = 77, wait_reason = 88
 

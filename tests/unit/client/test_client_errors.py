@@ -1,4 +1,4 @@
-"""The error table: every reason of the contract has its exception, and no other is accepted."""
+"""The error table: each reason of the contract has an exception class below that of its status."""
 
 import pickle
 import re

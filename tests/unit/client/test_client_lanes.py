@@ -22,7 +22,7 @@ from penstock.client import (
 )
 from penstock.client.errors import Failure
 from penstock.client.multiplex import Lane, Lanes, multiplex_config
-from penstock.client.retry import is_passing
+from penstock.client.retry import is_transient
 from penstock.client.status import error_from_status
 from support.scripted_server import error_info, retry_info
 
@@ -65,7 +65,9 @@ def test_keys_are_never_used_twice() -> None:
 
 
 @given(chunks=st.lists(st.integers(1, 9), max_size=60), window=st.integers(1, 40))
-def test_credit_is_what_was_taken_and_never_dries_up(chunks: list[int], window: int) -> None:
+def test_credit_equals_the_tokens_taken_and_is_always_renewed(
+    chunks: list[int], window: int
+) -> None:
     calls = lanes(window_tokens=window)
     lane, command = submit(calls)
     credit = command.num_credit_tokens
@@ -151,7 +153,7 @@ def test_an_end_of_the_call_is_reported_with_each_request_id() -> None:
     assert not calls.can_submit(0.0)
 
 
-def test_outcomes_from_the_future_are_skipped() -> None:
+def test_events_of_unknown_type_are_skipped() -> None:
     calls = lanes()
     lane, _ = submit(calls)
 
@@ -253,12 +255,12 @@ def test_a_request_that_is_too_large_opens_no_lane() -> None:
     with pytest.raises(ResourceExhausted, match="bytes; the limit is 100") as caught:
         calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
 
-    assert not is_passing(caught.value)
+    assert not is_transient(caught.value)
     assert calls.num_open == 1
     calls.receive(finished(kept.key))
 
 
-def test_nothing_joins_a_call_that_was_stopped() -> None:
+def test_no_request_is_submitted_on_a_stopped_call() -> None:
     calls = lanes()
     assert calls.can_submit(0.0)
 

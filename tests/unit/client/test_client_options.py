@@ -83,7 +83,7 @@ def is_ours(field: FieldDescriptor) -> bool:
 
 
 def set_paths(message: Any, prefix: str = "") -> set[str]:
-    """Return the paths of all scalar fields that are set in a message of the contract."""
+    """Return the paths of all set fields, down to those that are no messages of the contract."""
     paths: set[str] = set()
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
@@ -172,7 +172,7 @@ def test_zero_is_not_unset() -> None:
     assert message.scheduling.HasField("priority")
 
 
-def test_a_lone_stop_string_is_not_its_letters() -> None:
+def test_a_single_stop_string_is_not_split_into_letters() -> None:
     assert list(encode("hi", stop="end").stopping.stop_strings) == ["end"]
 
 

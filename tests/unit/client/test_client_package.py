@@ -78,7 +78,7 @@ def test_a_host_alone_means_the_default_port(address: str, target: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-def test_what_is_no_address_is_rejected(
+def test_invalid_addresses_are_rejected(
     kind: type[Client] | type[SyncClient], address: str, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^address: .*{complaint}"):
@@ -92,7 +92,9 @@ def test_a_client_is_shown_with_its_addresses() -> None:
 
 @pytest.fixture
 def fake_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Replace OpenTelemetry's W3C propagator. It adds the yielded headers, which the test sets."""
+    """Replace OpenTelemetry's W3C propagator by one that adds the yielded headers, which are
+    empty at first.
+    """
     current: dict[str, str] = {}
 
     class TraceContextTextMapPropagator:
@@ -149,7 +151,7 @@ def test_client_metadata_goes_with_every_call() -> None:
     assert pairs == (("authorization", "Bearer t"), ("x", "y"), ("traceparent", PARENT))
 
 
-def test_channel_options_are_gentle_with_the_server() -> None:
+def test_channel_options_limit_keepalive_pings() -> None:
     options: dict[str, Any] = dict(ChannelConfig().options())
 
     assert options["grpc.keepalive_time_ms"] >= 20_000

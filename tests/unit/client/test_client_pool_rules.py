@@ -26,7 +26,7 @@ from penstock.client.channel import grpc_targets
 from penstock.client.errors import Failure, error_of
 from penstock.client.own_failures import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, is_unanswered
-from penstock.client.retry import is_passing
+from penstock.client.retry import is_transient
 from penstock.client.service_config import check_service_config, default_service_config
 
 
@@ -69,7 +69,7 @@ def test_a_channel_without_an_answer_is_passed_over_for_longer_each_time() -> No
     assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_one_success_clears_the_record() -> None:
+def test_one_success_resets_the_failures_of_a_channel() -> None:
     picker = ChannelPicker(2)
     taken = [picker.pick(0.0) for _ in range(4)]
     assert taken == [0, 1, 0, 1]
@@ -112,7 +112,7 @@ def test_when_all_fail_calls_are_spread() -> None:
         (client_closed(), "", False),
     ],
 )
-def test_silence_is_a_deadline_without_final_message(
+def test_only_a_deadline_without_a_final_message_counts_as_unanswered(
     error: PenstockError, request_id: str, is_silent: bool
 ) -> None:
     assert is_unanswered(error, request_id) is is_silent
@@ -146,7 +146,7 @@ def test_the_backlog_is_bounded_and_served_in_order() -> None:
         admission.wait("c")
 
     assert isinstance(caught.value, ResourceExhausted)
-    assert not is_passing(caught.value)
+    assert not is_transient(caught.value)
     assert [admission.leave(), admission.leave(), admission.leave()] == ["a", "b", None]
     assert admission.num_open == 0
 
@@ -169,7 +169,9 @@ def test_no_request_overtakes_a_waiting_one() -> None:
     max_waiting=st.integers(0, 3),
     moves=st.lists(st.sampled_from(["enter", "leave", "give up"]), max_size=40),
 )
-def test_places_are_neither_lost_nor_made(limit: int, max_waiting: int, moves: list[str]) -> None:
+def test_the_number_of_admitted_calls_stays_within_the_limit(
+    limit: int, max_waiting: int, moves: list[str]
+) -> None:
     config = PoolConfig(max_concurrent_calls=limit, max_waiting_calls=max_waiting)
     admission: Admission[int] = Admission(config)
     waiting: list[int] = []

@@ -40,7 +40,7 @@ def recovery(grace_s: float = 10.0) -> tuple[Recovery, FakeClock]:
         (InvalidArgument, False),
     ],
 )
-def test_only_a_loss_is_made_good(kind: type[PenstockError], is_resumed: bool) -> None:
+def test_only_a_lost_stream_is_resumed(kind: type[PenstockError], is_resumed: bool) -> None:
     account, _ = recovery()
     delay_s = account.delay_after(failed(kind), request_id="r", next_sequence=4)
     assert (delay_s is not None) is account.is_under_way is is_resumed

@@ -39,7 +39,7 @@ def test_events_come_in_order_and_the_end_comes_last() -> None:
     assert [event.sequence for event in [*events, end] if event] == [0, 1, 2, 3]
 
 
-def test_an_event_from_the_future_is_skipped_but_counted() -> None:
+def test_an_event_of_unknown_type_is_skipped_but_counted() -> None:
     reader = StreamReader()
 
     events = feed(reader, ACCEPTED, UNKNOWN, TOKENS, FINISHED)

@@ -1,5 +1,5 @@
-"""A lone surrogate cannot be encoded in UTF-8: the client rejects its field; other requests are not
-affected.
+"""A lone surrogate cannot be encoded in UTF-8: the client rejects the field that contains one;
+other requests are not affected.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ CONVERSATION = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user",
         ("Hi", {"constraint": RegexConstraint(pattern=HALF)}, "constraint.regex.pattern"),
     ],
 )
-def test_a_request_with_half_a_pair_is_rejected_by_its_field(
+def test_a_request_with_a_lone_surrogate_is_rejected_by_its_field(
     prompt: Any, options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ValueError, match="is not valid UTF-8") as caught:

@@ -46,8 +46,8 @@ def test_closing_an_iterator_early_closes_its_generator_at_once() -> None:
     assert ends == ["closed"]
 
 
-async def test_a_loop_of_the_same_thread_takes_no_part() -> None:
-    """A running loop's hooks would keep the generators, and close them when the loop ends."""
+async def test_a_running_loop_of_the_thread_does_not_manage_the_generators() -> None:
+    """The hooks of a running event loop would close the generators only when that loop ends."""
     hooks = sys.get_asyncgen_hooks()
     seen: list[object] = []
     sys.set_asyncgen_hooks(seen.append, hooks.finalizer)

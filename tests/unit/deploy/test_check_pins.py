@@ -1,4 +1,4 @@
-"""The step of the container's build that ensures that the image's own packages are unchanged."""
+"""The build step that checks that the packages of the vendor's base image have not changed."""
 
 import importlib.util
 import subprocess

@@ -74,7 +74,7 @@ def test_the_alert_rules_fire_when_they_should(arguments: tuple[str | Path, ...]
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_promises_end_where_buckets_end() -> None:
+def test_thresholds_of_alerts_are_bounds_of_buckets() -> None:
     ends = {spec.name: spec.buckets for spec in CATALOGUE}
     for query in alert_queries().values():
         for name, end in re.findall(r'(penstock_\w+)_bucket\{le="([^"]+)"', query):

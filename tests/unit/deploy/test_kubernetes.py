@@ -39,8 +39,8 @@ def builds() -> Builds:
 
 
 def config_of(manifests: list[dict[str, Any]]) -> ServerConfig:
-    """Return the configuration that a pod's environment variables give, without the files that
-    exist only in a pod.
+    """Return the configuration from a pod's environment variables, without the settings that need
+    files or an executor that exist only in the pod.
     """
     settings = dict(settings_of(manifests))
     settings.pop("PENSTOCK_TRTLLM_CONFIG", None)
@@ -115,7 +115,7 @@ def test_probes_ask_what_the_service_answers(builds: Builds) -> None:
         assert not {"grpc", "exec"} & liveness.keys()
 
 
-def test_a_pod_lives_as_long_as_its_drain(builds: Builds) -> None:
+def test_the_grace_period_of_a_pod_is_longer_than_its_drain(builds: Builds) -> None:
     for name, manifests in builds.items():
         pause_s = container_of(manifests)["lifecycle"]["preStop"]["sleep"]["seconds"]
         grace_s = pod_of(manifests)["spec"]["terminationGracePeriodSeconds"]
@@ -165,8 +165,8 @@ def test_pods_are_as_restricted_as_can_be(builds: Builds) -> None:
         assert "cpu" not in container["resources"]["limits"], "a throttled front is a slow one"
 
 
-def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None:
-    """Kubernetes sets variables for each Service in the environment of other pods."""
+def test_variables_that_kubernetes_sets_for_services_are_no_settings(builds: Builds) -> None:
+    """For each Service, Kubernetes sets variables such as PENSTOCK_PORT in all later pods."""
     made: dict[str, str] = {}
     for service in of_kind(builds["base"], "Service"):
         prefix = service["metadata"]["name"].upper().replace("-", "_")

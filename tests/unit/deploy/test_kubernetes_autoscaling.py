@@ -27,7 +27,7 @@ def filled(query: str) -> str:
     )
 
 
-def test_the_adapter_makes_what_the_autoscaler_asks_for() -> None:
+def test_the_adapter_provides_the_metrics_of_the_autoscaler() -> None:
     spec = the(build_with("autoscaling"), "HorizontalPodAutoscaler")["spec"]
     asked = {metric["pods"]["metric"]["name"] for metric in spec["metrics"]}
     assert asked == {rule["name"]["as"] for rule in RULES}

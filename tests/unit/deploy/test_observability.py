@@ -39,7 +39,7 @@ def mounts(name: str) -> dict[str, str]:
 
 
 def listens(service: str, port: int) -> bool:
-    """Return whether our files make a service listen on this port in its container."""
+    """Return whether the files configure a service to listen on this port of its container."""
     published = [mapping.rpartition(":")[2] for mapping in SERVICES[service]["ports"]]
     return str(port) in published or (service, port) in {
         ("collector", COLLECTOR["service"]["telemetry"]["metrics"]["readers"][0]["pull"]
@@ -67,7 +67,7 @@ def test_only_this_host_reaches_the_ports_and_none_is_taken_twice() -> None:
     assert len(set(taken)) == len(taken)
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_mounted_files_exist() -> None:
     for name in SERVICES:
         for target, source in mounts(name).items():
             assert target.startswith("/")

@@ -1,4 +1,4 @@
-"""The container's files have the properties that operators rely on."""
+"""The TensorRT-LLM container: its published port, its time to stop and its user."""
 
 import re
 from pathlib import Path

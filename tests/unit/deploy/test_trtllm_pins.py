@@ -51,8 +51,8 @@ OURS = {
 
 
 def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
-    """Return whether some version satisfies both: one of their bounds, or the first patch release
-    after one.
+    """Return whether a version satisfies both; tried are their bounds, each also with `.1`
+    appended.
     """
     bounds = [Version(part.version) for part in [*ours, *theirs]]
     tried = [*bounds, *(Version(f"{bound.base_version}.1") for bound in bounds)]
@@ -63,7 +63,7 @@ def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
 
 
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: f"{pin.name} {pin.carried}")
-def test_our_range_fits_what_the_image_carries(pin: Pin) -> None:
+def test_our_version_range_includes_that_of_the_image(pin: Pin) -> None:
     if pin.carried in ("any", "none") or pin.name not in OURS:
         return
     assert share_a_version(OURS[pin.name], SpecifierSet(pin.carried)), (

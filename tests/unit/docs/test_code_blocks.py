@@ -111,7 +111,9 @@ def test_commands_of_ours_parse(page: Path) -> None:
 
 
 def wrong_imports(tree: ast.AST) -> list[str]:
-    """Return the imported modules and our names that do not exist."""
+    """Return the imported modules, and names imported from penstock, that do not exist. Modules of
+    other packages that are not installed are ignored.
+    """
     wrong: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

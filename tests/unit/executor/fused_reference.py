@@ -131,7 +131,7 @@ class AttentionBench:
         self.pages.layer(0)[blocks, 1, :, offsets] = stored[1]
 
     def _paged(self, values: Tensor, part: int) -> Tensor:
-        """Return the values after rounding to the pages' number format."""
+        """Return keys (`part` 0) or values (`part` 1) in float32, rounded to the pages' dtype."""
         scales = self.scales[part, :, None]
         return (values / scales).to(self.pages.dtype).float() * scales
 
@@ -144,8 +144,8 @@ class AttentionBench:
         return self.random(num_tokens, width)
 
     def expected(self, slot: int, qkv: Tensor, start: int) -> Tensor:
-        """Return the attention output of the tokens `qkv` [n, ...] of one request, the first of
-        which is at position `start`.
+        """Return the attention output [n, Hq * D] of tokens `qkv` [n, (Hq + 2 * Hkv) * D] of one
+        request, the first of which is at position `start`.
         """
         case = self.case
         num_tokens = len(qkv)
@@ -167,7 +167,7 @@ class AttentionBench:
         return out.reshape(num_tokens, -1)
 
     def expected_decodes(self, slots: Sequence[int], qkv: Tensor, starts: Sequence[int]) -> Tensor:
-        """Return the attention output of one token each of several requests, `qkv` [slots, ...]."""
+        """Return the attention output of one token of each slot. `starts`: positions by slot."""
         rows = zip(slots, qkv.split(1), strict=True)
         return torch.cat([self.expected(slot, row, starts[slot]) for slot, row in rows])
 
@@ -183,5 +183,5 @@ class AttentionBench:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the error of the whole tensor relative to its norm; NaN if any value is NaN."""
+    """Return the norm of the error relative to that of `expected`; NaN if any value is NaN."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())

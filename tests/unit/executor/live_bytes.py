@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context; `peak` is the greatest number of bytes that were alive at once, of those that
-    operations of this thread allocated on the host in it.
+    """A context manager. `peak` is the largest number of bytes that were allocated at once by
+    tensor operations of this thread on the host within the context.
     """
 
     def __init__(self) -> None:

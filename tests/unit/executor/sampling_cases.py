@@ -101,7 +101,7 @@ class Case:
 
 
 class Seated:
-    """Cases in one batch, in which the order of slots is not that of rows.
+    """Cases admitted in one batch, in slots of random order.
 
     `batch` admits all cases and has no rows; `rules` contains their options.
     """

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_path import WeightsTaken, fused_path
+from penstock.executor.torch.cpu.fused_path import WeightsReleased, fused_path
 from penstock.executor.torch.cpu_kernels import kernels as kernels_module
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
@@ -76,7 +76,7 @@ def test_the_shapes_that_are_known_are_fused(name: str, dtype: str, tmp_path: Pa
     assert fused_path(config, load_configured(config), load()).name == "fused"
 
 
-def test_what_the_tree_does_not_show_is_found_in_the_logits(tmp_path: Path) -> None:
+def test_differences_that_the_module_tree_hides_are_found_in_the_logits(tmp_path: Path) -> None:
     config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
     model = load_configured(config)
     module: Any = model.module
@@ -138,7 +138,7 @@ def test_a_width_that_cannot_be_packed_is_found_while_the_modules_have_their_wei
     with pytest.raises(NotFused, match="a product of 95 inputs") as raised:
         fused_path(config, load_configured(config), _Faulty())
 
-    assert not isinstance(raised.value, WeightsTaken)
+    assert not isinstance(raised.value, WeightsReleased)
 
 
 def test_kernels_in_plain_torch_equal_a_full_forward(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_product_in_bfloat16(num_inputs: int, num_outputs: int, instructions: 
 
 @each_set
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_spoils_itself_alone(instructions: str, bad: float) -> None:
+def test_a_row_that_is_not_finite_affects_no_other_row(instructions: str, bad: float) -> None:
     matrix, x = PackedMatrix(torch.randn(64, 40), None, torch.int8), torch.randn(9, 40)
     x[4, 39], x[6] = bad, 0.0
     out = torch.empty(9, 64)

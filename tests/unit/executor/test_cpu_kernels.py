@@ -72,7 +72,7 @@ def test_rows_attend_as_float64_does(name: str, dtype: torch.dtype, instructions
 
 @each_set
 @each_dtype
-def test_a_row_attends_alike_in_any_company_and_with_any_threads(
+def test_attention_of_a_row_depends_on_no_other_row_or_number_of_threads(
     dtype: torch.dtype, instructions: str
 ) -> None:
     case = replace(CASES["long contexts"], heads=2, group=2, rows=(*DECODES_AND_CHUNKS, (1100, 1)))
@@ -125,7 +125,7 @@ def test_the_kernels_run_on_the_threads_of_torch() -> None:
 
 
 @each_set
-def test_a_value_that_is_not_finite_shows(instructions: str) -> None:
+def test_values_that_are_not_finite_are_kept_in_the_attention_output(instructions: str) -> None:
     step = Step(Case(group=2), torch.float32)
     step.fill()
     query = torch.randn(step.num_tokens, step.num_heads, 64)
@@ -250,7 +250,7 @@ def test_the_greatest_logit_is_found_and_a_bad_row_reported(
     assert is_finite.tolist() == [True] * 5 + [False] * 4
 
 
-def test_the_environment_chooses_and_an_impossible_choice_is_rejected(
+def test_the_environment_selects_the_kernels_and_an_invalid_name_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)

@@ -17,7 +17,7 @@ from penstock.executor.torch.kv_pages import HeadShape, KVPages
 
 @pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 8, 32])
-def test_parts_of_short_contexts_are_a_thousand_at_most(kv_heads: int, is_fp8: bool) -> None:
+def test_short_contexts_are_split_into_at_most_1024_parts(kv_heads: int, is_fp8: bool) -> None:
     for rows in range(1, 600):
         tile = decode_tile(
             rows=rows,
@@ -72,20 +72,20 @@ def check(
     check_eight_bit(config, dtype=dtype, capability=capability, linears=linears)
 
 
-def test_what_there_are_kernels_for_is_taken() -> None:
+def test_supported_formats_are_accepted() -> None:
     check("fp8", "fp8")
     check("int8", "auto", dtype=torch.float16, capability=A100, width=50)
     check("int8", "fp8", dtype=torch.float32, width=50)
 
 
 @pytest.mark.parametrize(("weights", "pages"), [("fp8", "auto"), ("none", "fp8")])
-def test_an_older_gpu_has_no_fp8(weights: str, pages: str) -> None:
+def test_fp8_is_rejected_on_an_older_gpu(weights: str, pages: str) -> None:
     name = "quantization" if weights == "fp8" else "kv_cache_dtype"
     with pytest.raises(UnsupportedModel, match=rf"{name} fp8 needs .* capability 8\.9"):
         check(weights, pages, capability=A100)
 
 
-def test_pages_in_int8_are_for_a_cpu() -> None:
+def test_int8_pages_are_rejected_on_a_gpu() -> None:
     with pytest.raises(UnsupportedModel, match="kv_cache_dtype int8 is for a CPU"):
         check("none", "int8")
 

@@ -83,7 +83,7 @@ def test_a_batch_of_everything_gives_the_reference_s_tokens() -> None:
     assert run(cases).tokens.tolist() == [case.expected() for case in cases]
 
 
-def test_a_batch_of_temperatures_takes_the_short_way() -> None:
+def test_a_batch_with_only_temperatures_uses_the_plain_variant() -> None:
     cases = [Case(replace(CUTS[n], seed=9), seed=2) for n in ("none", "cold", "icy", "hot")]
     cases.append(Case(GREEDY))
     seated = Seated(cases)
@@ -129,7 +129,7 @@ def test_ties_at_the_threshold_all_stay(top_k: int) -> None:
 
 
 def wide_logits(num_rows: int) -> torch.Tensor:
-    """Return rows with a flat, a usual and a peaked distribution, and with equal logits."""
+    """Return bfloat16 logits [num_rows, WIDE]: flat, usual, peaked and equal ones in turn."""
     random = np.random.default_rng(5)
     scales = np.resize([0.5, 2.0, 6.0, 0.0], num_rows)[:, None]
     rows = random.normal(0, 1, (num_rows, WIDE)) * scales

@@ -1,4 +1,4 @@
-"""The measurement of the eager path's memory, on a CPU with another meter."""
+"""The measurement of the eager path's memory, on a CPU with a peak counter for host memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_NUM_SEQS, BUDGET = 6, 200
 def measure(
     folder: Path, peak_of: Callable[[Callable[[], Any]], int]
 ) -> tuple[int, list[weakref.ref[StepForward]]]:
-    """Return the measured bytes, and a reference to the forward that was measured."""
+    """Return the measured bytes, and weak references to the forwards that were created."""
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )

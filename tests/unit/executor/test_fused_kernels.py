@@ -355,7 +355,7 @@ def test_one_row_of_weights_in_eight_bits(quantization: str, is_gated: bool) -> 
 
 
 @ROUNDS_TO_FP8
-def test_a_row_that_is_not_finite_stays_alone_in_eight_bits() -> None:
+def test_a_row_that_is_not_finite_affects_no_other_row_in_eight_bits() -> None:
     x = torch.ones(3, 32, device=DEVICE)
     x[1, 5], x[2, 5] = float("nan"), float("inf")
     math = RowMath(hidden=32, eps=1e-5, dtype=BF16, device=DEVICE, is_fp8=True)
@@ -371,7 +371,7 @@ def test_a_row_that_is_not_finite_stays_alone_in_eight_bits() -> None:
     assert not found[2].isfinite().all()
 
 
-def test_an_activation_gates() -> None:
+def test_the_silu_kernel_gates_like_torch() -> None:
     gate_up = torch.randn(3, 2 * 70, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     out = torch.full((3, 70), float("nan"), device=DEVICE)
 

@@ -1,4 +1,4 @@
-"""Errors while the fused step is built, before any of its kernels has run."""
+"""The build of the fused step: errors, reserved memory, and checkpoints in 8 bits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build_failing(
 @pytest.mark.parametrize(
     "part",
     [
-        "penstock.executor.torch.structure_check._Check.judge_logits",
+        "penstock.executor.torch.structure_check._Check.compare_logits",
         "penstock.executor.torch.trial_reference.module_logits",
         f"{CUDA}.fused_loading.fuse_weights",
         f"{CUDA}.fused_loading.make_rotary_table",
@@ -113,7 +113,7 @@ def test_pages_leave_room_for_the_largest_step_and_the_graphs(
 
 
 class _CheckedError(Exception):
-    """Ends the build after its comparisons."""
+    """Raised to end the build after the comparisons of logits."""
 
 
 @pytest.mark.skipif(

@@ -93,8 +93,8 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
 def _logits(
     config: ExecutorConfig, instructions: str, *, is_int8: bool, whole: bool
 ) -> torch.Tensor:
-    """Return the logits after chunks and after one further token of each sequence. `whole`: all
-    layers in one call.
+    """Return the logits after a first chunk and after one further token of each sequence.
+    `whole`: compute all layers in one native call.
     """
     kernels = load(instructions)
     assert isinstance(kernels, NativeKernels)

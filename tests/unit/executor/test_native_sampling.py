@@ -80,7 +80,7 @@ def test_any_mix_of_options_draws_what_torch_draws(
     assert (chosen.tokens != in_torch(logits, options).numpy()).sum() <= 1
 
 
-def test_rows_are_drawn_where_they_lie_and_broken_ones_are_reported() -> None:
+def test_rows_are_sampled_by_index_and_those_not_finite_are_reported() -> None:
     logits = torch.full((4, 40), -math.inf)
     logits[0, 7] = logits[2, 9] = 1.0
     logits[1, 3] = math.nan

@@ -47,11 +47,11 @@ def test_a_packed_step_holds_every_token_and_where_it_goes(batch: Batch) -> None
     assert rows.chunks.tile_tokens.tolist() == [4, 0]
 
 
-def test_cells_that_a_slot_never_computed_are_sent_for_the_devices_own_table(
+def test_blocks_of_cached_tokens_are_sent_to_the_block_table_of_the_device(
     batch: Batch,
 ) -> None:
-    """The scheduler's table may have fewer columns, as the scheduler knows how many
-    blocks there are.
+    """The blocks of cached tokens are sent by index in the device's block table, whose width
+    differs from that of the scheduler's table.
     """
     rows = staging().stage_packed(batch, tokens_a_tile=4, table_width=11)
 

@@ -260,7 +260,7 @@ def test_a_request_fails_alone(kind: FaultKind, detail: str) -> None:
     assert len(result.tokens) == 1
 
 
-def test_a_failed_slot_is_well_again_for_its_next_request() -> None:
+def test_a_failed_slot_serves_its_next_request() -> None:
     hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1)))
     hand.admit(spec_of(1, 5, 6, 7), 0)
     assert len(hand.step((0, 0, 3)).failures) == 1
@@ -293,7 +293,7 @@ def test_a_replayed_output_poisons_no_prompt() -> None:
     assert [failure.slot for failure in result.failures] == [1]
 
 
-def test_no_tokens_leaves_the_slot_to_be_asked_again() -> None:
+def test_a_step_without_tokens_can_be_run_again() -> None:
     spec = spec_of(1, 5, 6, 7)
     hand = Hand(build(Fault(kind=FaultKind.NO_TOKENS, at_step=1)))
     hand.admit(spec, 0)
@@ -337,7 +337,7 @@ def test_the_step_already_launched_reports_the_failure_again() -> None:
     assert [[f.slot for f in hand.collect().failures] for _ in range(2)] == [[0], [0]]
 
 
-def test_calls_out_of_turn_are_rejected() -> None:
+def test_calls_in_the_wrong_order_are_rejected() -> None:
     hand = Hand(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     with pytest.raises(RuntimeError, match="no step is launched"):

@@ -258,7 +258,7 @@ def test_freed_memory_is_kept_where_glibc_allocates() -> None:
 
 
 class LargestTemporary(TorchDispatchMode):
-    """A context that records the size in bytes of the largest tensor that an operator allocates."""
+    """A context manager that records the bytes of the largest tensor that an operator allocates."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

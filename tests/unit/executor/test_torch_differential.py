@@ -95,7 +95,7 @@ DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 
 
 @pytest.mark.parametrize("by", PATHS)
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(by: PathName, folder: Folder) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(by: PathName, folder: Folder) -> None:
     specs = mixed_specs(hashed=False, sampling=DRAWN)
 
     together = outputs(run_mixed(make_executor(folder("llama"), by=by), specs, budget=24))

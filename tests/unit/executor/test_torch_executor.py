@@ -77,7 +77,7 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> list[StepEvents]:
 
 @pytest.mark.parametrize("place", [0, 20, 49], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("by", PATHS)
-def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
+def test_a_poisoned_request_fails_alone_without_later_effects(
     by: PathName, place: int, folder: Path, naive: NaiveModel
 ) -> None:
     # With 24 blocks, a later request gets the blocks of the one that failed.
@@ -156,7 +156,7 @@ def test_a_value_that_overflows_in_a_middle_chunk_harms_no_other(
 
 @pytest.mark.parametrize("left_behind", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("by", PATHS)
-def test_what_any_block_held_before_reaches_no_request(
+def test_earlier_content_of_a_block_affects_no_request(
     by: PathName, left_behind: float, folder: Path, naive: NaiveModel
 ) -> None:
     # Also values that no check finds: a key that overflowed and to which its own token did not
@@ -193,7 +193,7 @@ def test_what_any_block_held_before_reaches_no_request(
     ],
     ids=str,
 )
-def test_what_the_front_should_have_rejected_fails_alone(
+def test_invalid_sampling_parameters_fail_only_their_request(
     wrong: SamplingParams, folder: Path, naive: NaiveModel
 ) -> None:
     engine = make_engine(folder)
@@ -217,7 +217,7 @@ def test_an_impossible_prompt_token_fails_alone(
     assert naive.is_greedy(prompt(1, 30), outputs(reported)[1])
 
 
-def test_a_bias_leaves_with_its_request(folder: Path, naive: NaiveModel) -> None:
+def test_a_logit_bias_does_not_affect_the_next_request(folder: Path, naive: NaiveModel) -> None:
     engine = make_engine(folder)
     biased = SamplingParams(temperature=0.0, logit_bias=((50, 1e4),))
 
@@ -304,7 +304,7 @@ def test_a_tiny_penalty_is_unusual_and_no_failure(penalty: float, dtype: str, fo
     assert {key: len(tokens) for key, tokens in outputs(reported).items()} == {1: 8, 2: 8}
 
 
-def test_poison_shows_when_it_is_computed_token_by_token(folder: Path) -> None:
+def test_a_poisoned_token_is_detected_in_prefill_of_one_token(folder: Path) -> None:
     engine = make_engine(folder, budget=1)
     poison(engine)
     engine.submit((spec(1, [5, POISON, 6, 7, 8]),))
@@ -347,12 +347,12 @@ def test_bytes_for_less_than_a_block_are_rejected(folder: Path) -> None:
         TorchExecutor(ExecutorConfig(model_path=folder, kv_cache_bytes=100))
 
 
-def test_a_depth_of_two_is_rejected(folder: Path) -> None:
+def test_a_pipeline_depth_of_two_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="pipeline_depth"):
         TorchExecutor(ExecutorConfig(model_path=folder, device="cuda", pipeline_depth=2))
 
 
-def test_a_closed_executor_runs_nothing(folder: Path) -> None:
+def test_a_closed_executor_rejects_steps(folder: Path) -> None:
     engine = make_engine(folder)
     engine.close()
     engine.close()

@@ -167,7 +167,7 @@ def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
 def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
     folder: Path, naive: NaiveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Editing the logits of the row raises, as a broken bias would; the forward does not."""
+    """Editing the logits of the row raises, as a broken bias would; the forward pass does not."""
 
     def broken(edits: LogitEdits, logits: torch.Tensor, slots: np.ndarray) -> None:
         keys = edits.arrays.key[slots]
@@ -186,7 +186,7 @@ def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
     assert wrong(naive, [one for one in specs if one.key != 9], outputs(reported)) == []
 
 
-def test_a_device_that_is_lost_is_not_searched(folder: Path) -> None:
+def test_no_row_is_searched_for_on_a_lost_device(folder: Path) -> None:
     executor = build(folder)
     saboteur = TorchSaboteur(executor, for_keys(BAD))
     saboteur.is_lost = True
@@ -198,7 +198,7 @@ def test_a_device_that_is_lost_is_not_searched(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("by", PATHS)
-def test_what_a_guilty_one_wrote_is_cleared(by: PathName, folder: Path) -> None:
+def test_pages_of_a_request_that_made_a_step_raise_are_cleared(by: PathName, folder: Path) -> None:
     executor = build(folder, num_blocks=4, by=by)
     TorchSaboteur(executor, for_keys({1}))
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=64), FakeClock())
@@ -212,7 +212,7 @@ def test_what_a_guilty_one_wrote_is_cleared(by: PathName, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("by", PATHS)
-def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
+def test_the_probe_runs_every_path_and_writes_no_block_of_requests(
     by: PathName, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Sampled] = []

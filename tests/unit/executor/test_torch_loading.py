@@ -294,7 +294,7 @@ def layers(count: int) -> nn.Module:
     return nn.ModuleList(parts)
 
 
-def test_everything_moves_and_the_log_shows_how_far(caplog: pytest.LogCaptureFixture) -> None:
+def test_everything_moves_and_the_log_shows_progress(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     module = layers(4)
     seconds = itertools.count()
@@ -331,7 +331,7 @@ def test_too_little_memory_for_the_weights_names_what_to_change(
         load_model(tmp_path, device="cpu", dtype=dtype)
 
 
-def test_what_is_there_already_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_on_the_device_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     move_module(nn.Linear(2, 2), torch.device("cpu"))

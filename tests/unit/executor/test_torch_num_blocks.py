@@ -20,8 +20,8 @@ MIB = 1 << 20
 
 
 def blocks(free_mib: int, step_mib: int = 0, max_seq_len: int = 100_000, **fields: Any) -> int:
-    """Return the number of blocks of one MiB if `free_mib` are free next to the health probe's
-    blocks and the margin of 1 GiB.
+    """Return the number of blocks of one MiB on a device with `free_mib` free in addition to the
+    health probe's blocks and the margin of 1 GiB.
     """
     config = ExecutorConfig(model_path=Path("/m"), device="cuda", **fields)
     return num_device_blocks(

@@ -205,5 +205,5 @@ def test_the_json_form_survives_a_round_trip() -> None:
     assert not config.cuda_graph_config.enabled
 
 
-def test_graphs_that_name_sizes_may_name_their_largest() -> None:
+def test_cuda_graph_settings_may_have_sizes_and_their_maximum() -> None:
     assert CudaGraphSettings(batch_sizes=(1, 8), max_batch_size=8).max_batch_size == 8

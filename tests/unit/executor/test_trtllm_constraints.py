@@ -1,5 +1,5 @@
-"""Constraints of the TensorRT-LLM executor: patterns of choices, turns of tenants, the process that
-checks them.
+"""Constraints of the TensorRT-LLM executor: regular expressions for choices, at most one check at a
+time for each tenant, and the processes that run the checks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NASTY = st.text(alphabet=METACHARACTERS + "ab\"'/-#& \n\r\té😀,0\u2028", min_
 
 
 @given(st.lists(NASTY, min_size=1, max_size=6), NASTY)
-def test_it_matches_exactly_the_choices(texts: list[str], other: str) -> None:
+def test_a_choice_regex_matches_exactly_the_choices(texts: list[str], other: str) -> None:
     pattern = re.compile(choice_regex(texts))
     assert all(pattern.fullmatch(text) for text in texts)
     assert (pattern.fullmatch(other) is not None) is (other in texts)
@@ -53,13 +53,13 @@ def test_it_matches_exactly_the_choices(texts: list[str], other: str) -> None:
     ],
 )
 def test_only_metacharacters_get_a_backslash(text: str, pattern: str) -> None:
-    """Rust's regex dialect rejects a backslash before a letter or a space; in ECMAScript's it has a
-    meaning before some.
+    """Rust's regex dialect rejects a backslash before a letter or a space; in ECMAScript's dialect,
+    a backslash gives some letters another meaning.
     """
     assert choice_regex([text]) == pattern
 
 
-def test_there_are_no_groups() -> None:
+def test_a_choice_regex_has_no_groups() -> None:
     assert choice_regex(["yes", "no", "(?:)"]) == r"yes|no|\(\?:\)"
 
 
@@ -70,13 +70,13 @@ class Grammar:
 
     begun: list[str]
     may_end: threading.Event
-    news: threading.Condition
+    updates: threading.Condition
 
     @classmethod
     def from_regex(cls, text: str) -> str:
-        with cls.news:
+        with cls.updates:
             cls.begun.append(text)
-            cls.news.notify_all()
+            cls.updates.notify_all()
         assert cls.may_end.wait(60)
         return 'root ::= "a"'
 
@@ -84,7 +84,7 @@ class Grammar:
 @pytest.fixture
 async def check() -> AsyncIterator[ConstraintCheck]:
     Grammar.begun, Grammar.may_end = [], threading.Event()
-    Grammar.news = threading.Condition()
+    Grammar.updates = threading.Condition()
     yield ConstraintCheck(functools.partial(fault_of, Grammar))
     Grammar.may_end.set()
 
@@ -96,8 +96,8 @@ def asked(check: ConstraintCheck, tenant: str, text: str) -> asyncio.Task[str]:
 
 async def begun(num: int) -> list[str]:
     def wait() -> bool:
-        with Grammar.news:
-            return Grammar.news.wait_for(lambda: len(Grammar.begun) >= num, 60)
+        with Grammar.updates:
+            return Grammar.updates.wait_for(lambda: len(Grammar.begun) >= num, 60)
 
     assert await asyncio.to_thread(wait)
     return list(Grammar.begun)
@@ -169,7 +169,7 @@ def fault(checks: CheckProcesses, text: str) -> str:
     return checks.fault(Constraint(kind=ConstraintKind.GRAMMAR, texts=(text,)))
 
 
-def test_a_constraint_that_takes_the_process_along_is_rejected_and_others_are_checked(
+def test_a_constraint_that_kills_its_checker_is_rejected_and_others_are_checked(
     checks: CheckProcesses,
 ) -> None:
     assert fault(checks, 'root ::= "a"') == ""
@@ -180,7 +180,7 @@ def test_a_constraint_that_takes_the_process_along_is_rejected_and_others_are_ch
     assert fault(checks, 'root ::= "a"') == ""
 
 
-def test_where_nothing_can_check_nothing_is_admitted(
+def test_constraints_are_rejected_if_the_checker_cannot_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "xgrammar.py").write_text("raise ImportError", encoding="utf-8")

@@ -40,7 +40,7 @@ def test_same_inputs_have_the_same_name_in_any_order(folder: Path) -> None:
     assert one.inputs["gpus"] == ["NVIDIA H100 (compute capability 9.0)"]
 
 
-def test_settings_gpu_and_version_count(folder: Path) -> None:
+def test_settings_gpu_and_version_change_the_name(folder: Path) -> None:
     names = {
         digest(folder),
         digest(folder, max_batch_size="8"),
@@ -51,7 +51,7 @@ def test_settings_gpu_and_version_count(folder: Path) -> None:
     assert len(names) == 4
 
 
-def test_files_count_but_hidden_ones(folder: Path) -> None:
+def test_hidden_files_do_not_change_the_name(folder: Path) -> None:
     before = digest(folder)
     (folder / ".cache").mkdir()
     (folder / ".cache" / "lock").write_text("x")
@@ -85,14 +85,14 @@ def test_a_large_file_changed_between_the_samples_is_noticed_by_its_time(folder:
     assert digest(folder) != before
 
 
-def test_a_small_file_is_known_by_its_content_alone(folder: Path) -> None:
+def test_a_small_file_is_identified_by_its_content_alone(folder: Path) -> None:
     before = digest(folder)
     os.utime(folder / "config.json", ns=(1, 1))
 
     assert digest(folder) == before
 
 
-def test_a_header_length_of_nonsense_reads_no_more_than_the_file(folder: Path) -> None:
+def test_an_invalid_header_length_reads_no_more_than_the_file(folder: Path) -> None:
     path = folder / "rank0.safetensors"
     path.write_bytes(b"\xff" * LARGE_BYTES)
 

@@ -46,8 +46,8 @@ def without(package: Package, *names: str) -> Package:
 
 
 def with_classes(package: Package, **classes: Any) -> Package:
-    """Return the package with all classes in one module, where these replace others; None removes a
-    class.
+    """Return the package with all its classes in one module, where `classes` replace those of the
+    same name; None removes a class.
     """
     module = types.ModuleType("tensorrt_llm.llmapi")
     for found in reversed(package.modules):
@@ -89,7 +89,7 @@ def test_arguments_that_do_not_depend_on_settings(model: Path) -> None:
         assert left_alone not in made
 
 
-def test_plain_settings_go_over_under_their_names(model: Path) -> None:
+def test_plain_settings_are_passed_under_their_names(model: Path) -> None:
     made = arguments(
         model,
         max_seq_len=2048,
@@ -164,7 +164,7 @@ def test_the_engine_orders_by_priority_where_it_takes_one(
     assert arguments(model, package)["scheduler_config"].waiting_queue_policy == policy
 
 
-def test_graphs_are_off_sized_or_left_to_the_engine(model: Path) -> None:
+def test_cuda_graphs_are_disabled_sized_or_left_to_the_engine(model: Path) -> None:
     off = arguments(model, cuda_graph_config={"enabled": False})
     sized = arguments(model, cuda_graph_config={"batch_sizes": [1, 8], "enable_padding": True})
 
@@ -237,7 +237,7 @@ def test_speculation_is_built_with_the_class_of_its_kind(
     assert {name: getattr(made, name) for name in fields} == fields
 
 
-def test_later_versions_call_the_guessing_model_by_another_name(model: Path) -> None:
+def test_later_versions_have_another_argument_for_the_draft_model(model: Path) -> None:
     class EagleDecodingConfig:
         def __init__(
             self, *, max_draft_len: int, speculative_model: str, eagle3_one_model: bool = True

@@ -11,7 +11,7 @@ from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
 from support.patience import PATIENCE_S
 
 
-def test_what_blocks_runs_next_to_the_loop() -> None:
+def test_a_blocking_call_runs_outside_the_loop() -> None:
     thread = LoopThread("test loop")
     release = threading.Event()
 

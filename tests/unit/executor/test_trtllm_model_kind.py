@@ -150,7 +150,7 @@ def test_an_engine_without_version_is_shown_without_it(tmp_path: Path) -> None:
     assert "of unknown version" in recognise(engine_folder(tmp_path, version=None)).explanation
 
 
-def test_half_a_folder_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_of_unknown_kind(tmp_path: Path) -> None:
     (checkpoint_folder(tmp_path / "checkpoint") / "rank0.safetensors").unlink()
     (engine_folder(tmp_path / "engine") / "rank0.engine").unlink()
 
@@ -161,7 +161,7 @@ def test_half_a_folder_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     assert "contains no rank0.engine" in engine.explanation
 
 
-def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
+def test_folders_of_unknown_kind_have_an_explanation(tmp_path: Path) -> None:
     missing, empty, broken, odd, listed = (tmp_path / name for name in "abcde")
     empty.mkdir()
     broken.mkdir()

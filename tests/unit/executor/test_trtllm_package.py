@@ -1,4 +1,4 @@
-"""The installed TensorRT-LLM: detection, rejection, and variables that are hidden from MPI."""
+"""The installed TensorRT-LLM: detection, rejection, and removal of an MPI job's variables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fresh_modules() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fake_trtllm")
-def test_what_the_version_has_is_found_by_looking() -> None:
+def test_features_of_the_installed_version_are_detected() -> None:
     package = load_package()
     vendor: Any = importlib.import_module("tensorrt_llm")
 
@@ -84,7 +84,7 @@ def test_a_version_without_that_module_is_taken_not_to_honour_penalties(
         ("1.3.0rc1", True),
     ],
 )
-def test_another_line_is_warned_of_and_used(
+def test_another_release_line_is_used_with_a_warning(
     version: str,
     is_warned_of: bool,
     monkeypatch: pytest.MonkeyPatch,

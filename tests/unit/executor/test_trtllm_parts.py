@@ -99,7 +99,7 @@ def test_releasing_a_request_that_never_entered_the_engine_needs_no_abort() -> N
     assert account.num_inside == 0
 
 
-def test_releasing_after_the_engine_let_go_asks_for_nothing() -> None:
+def test_releasing_after_the_end_in_the_engine_needs_no_abort() -> None:
     account = BlockAccount(max_num_seqs=1, num_blocks=8)
     done = request_of(1)
     account.admit(done)

@@ -33,7 +33,7 @@ def one_adapter(path: Path) -> dict[str, Any]:
     return {"name": path.name, "path": str(path), "id": len(path.name)}
 
 
-def test_a_plain_model_passes_silently(tmp_path: Path) -> None:
+def test_a_plain_model_gives_no_notice(tmp_path: Path) -> None:
     assert notices(hugging_face_folder(tmp_path)) == ""
 
 
@@ -84,7 +84,9 @@ def test_more_gpus_than_are_visible_are_rejected(tmp_path: Path, visible: str, n
         ),
     ],
 )
-def test_an_engine_holds_to_its_sizes(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+def test_settings_beyond_the_sizes_of_an_engine_are_rejected(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
     folder = engine_folder(tmp_path, tp_size=2)
     fitting = {**ENGINE_SIZES, "tensor_parallel_size": 2}
 
@@ -121,7 +123,7 @@ def test_an_engine_of_another_version_is_reported(
     assert "built by TensorRT-LLM 1.2.0; 1.2.1 is installed" in notice
 
 
-def test_adapters_must_be_there_and_fit(tmp_path: Path) -> None:
+def test_adapters_must_exist_and_fit(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path / "model")
     large = adapter_folder(tmp_path / "large", rank=128)
     broken = tmp_path / "broken"
@@ -189,7 +191,7 @@ def test_an_adapter_nested_too_deep_is_rejected(tmp_path: Path) -> None:
         )
 
 
-def test_the_guessing_model_must_be_there(tmp_path: Path) -> None:
+def test_the_draft_model_must_exist(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path / "model")
     draft = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model": str(tmp_path)}
 

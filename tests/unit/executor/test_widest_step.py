@@ -1,4 +1,4 @@
-"""The steps that measure memory: within the settings, and at their limits."""
+"""The steps whose peak memory is measured reach the limits of the settings and exceed none."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ from penstock.gateway.ray.ending_carrier import (
 
 @pytest.fixture
 def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """Replace the modules of Ray Serve that are inspected by empty ones; return them by name."""
+    """Install empty modules in place of those of Ray Serve; return them by the last part of their
+    names.
+    """
     names = (
         *("ray", "ray.serve", "ray.serve._private"),
         *("ray.serve._private.constants", "ray.serve._private.proxy_request_response"),

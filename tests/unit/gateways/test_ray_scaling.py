@@ -36,13 +36,13 @@ def wanted(waits_s: list[float], busy: list[float], planned: int | None = None) 
         ([0.0, 0.0, 0.0, 0.0], [0.9, 0.1, 0.2, 0.3], 3),
     ],
 )
-def test_waits_bring_replicas_and_empty_batches_let_them_go(
+def test_waits_add_replicas_and_empty_batches_remove_them(
     waits_s: list[float], busy: list[float], num: int
 ) -> None:
     assert wanted(waits_s, busy) == num
 
 
-def test_no_prompt_is_asked_for_while_others_are_on_their_way() -> None:
+def test_no_replica_is_added_while_others_are_starting() -> None:
     assert wanted([9.0, 9.0], [1.0, 1.0], planned=3) == 3
 
 

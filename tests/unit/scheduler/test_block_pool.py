@@ -96,7 +96,7 @@ def test_of_several_priorities_the_highest_counts() -> None:
     assert levels(pool, blocks) == [80, DEFAULT_LEVEL, DEFAULT_LEVEL, 7]
 
 
-def test_what_is_not_known_by_content_has_no_standing() -> None:
+def test_blocks_without_a_digest_are_not_retained() -> None:
     pool = pool_of(2)
     a, b = pool.allocate(2).tolist()
     leave(pool, [a, b], 90)

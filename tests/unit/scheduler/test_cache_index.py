@@ -89,7 +89,7 @@ def test_changes_that_are_not_taken_are_bounded() -> None:
     assert watch.take_changes() == []
 
 
-def test_an_unwatched_index_gathers_nothing() -> None:
+def test_an_unwatched_index_records_nothing() -> None:
     cache_index = CacheIndex(BLOCK)
     watch = cache_index.watch(b"s")
     cache_index.unwatch(watch)
@@ -125,7 +125,7 @@ def run(engine: Engine, key: int, ids: list[int]) -> None:
     raise AssertionError("it does not end")
 
 
-def test_an_engine_writes_down_what_its_requests_leave_and_what_is_evicted() -> None:
+def test_an_engine_reports_cached_and_evicted_blocks() -> None:
     engine = simulated_engine()
     cache_index = engine.enable_cache_index()
     watch = cache_index.watch(b"s")

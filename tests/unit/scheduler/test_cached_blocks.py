@@ -59,7 +59,7 @@ def test_a_block_that_moved_can_be_taken_and_come_again() -> None:
     assert popped(cached) == [2, 1]
 
 
-def test_moving_to_and_fro_leaves_nothing_behind() -> None:
+def test_repeated_moves_between_levels_leave_no_stale_entries() -> None:
     cached = CachedBlocks()
     for block in range(4):
         cached.extend([block])

@@ -20,7 +20,7 @@ from unit.scheduler.fixed_cost_site import COST, FixedCostSite
 
 
 def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> FixedCostSite:
-    """Return a site that has observed `num` outputs of this length, and whose steps take 10 ms."""
+    """Return a site that has observed `num` outputs of this length; its decode steps take 10 ms."""
     site = FixedCostSite(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
@@ -65,8 +65,8 @@ def test_before_outputs_have_ended_no_request_is_rejected() -> None:
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 
 
-def test_an_output_of_certain_length_is_judged_from_the_first_request_on() -> None:
-    """Next to running prompts there is no time for its 200 tokens; alone there would be."""
+def test_the_deadline_of_an_output_of_certain_length_is_predicted_without_samples() -> None:
+    """The deadline leaves time for 200 tokens, but not while other prompts are in prefill."""
     for min_tokens in (0, 200):
         site = FixedCostSite(min_deadline_chance=0.1)
         site.submit(1, 1900, max_tokens=5)
@@ -120,7 +120,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     assert failure.at_s < begun_s + 1.0
     assert failure.chance is not None
     assert failure.chance < 0.1
-    assert failure.stay is not None
+    assert failure.residency is not None
 
 
 def test_now_and_then_a_late_request_is_admitted_to_measure_its_length() -> None:
@@ -172,10 +172,8 @@ def test_where_many_tenants_are_new_they_are_judged_by_what_is_usual() -> None:
     assert exploration.takes_new("late", 0, 10.0)
 
 
-def test_a_new_tenants_request_runs_as_long_as_it_may() -> None:
-    """It is neither dropped at admission nor preempted because of another tenant's
-    output lengths.
-    """
+def test_a_request_of_a_new_tenant_runs_until_its_deadline() -> None:
+    """Another tenant's output lengths neither drop the request at admission nor end it early."""
     site = site_with(300, tenant="hog", num=600)
     for key in (1, 2):
         site.submit(key, 1, tenant="new", max_tokens=400, deadline_s=2.5)
@@ -226,7 +224,7 @@ def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
             assert math.isfinite(failure.retry_after_s)
 
 
-def test_prompts_that_lost_their_chance_to_others_are_few() -> None:
+def test_the_chance_that_prompts_lose_to_others_is_bounded() -> None:
     credit = PrefillCredit()
     assert credit.least_share(100, 0.0) == pytest.approx(0.94)
     credit.note(1000, 1.0, 0.0)

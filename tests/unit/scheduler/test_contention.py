@@ -1,4 +1,4 @@
-"""The load with which a request of a light tenant competes, and when it is rejected."""
+"""The load that delays a request of a tenant under its share, and when the request is rejected."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from unit.scheduler.fixed_cost_site import FixedCostSite
 
 
 def flooded(num_prompts: int = 4, **options: Any) -> FixedCostSite:
-    """Return a site in which one tenant has all four slots, the last of them in prefill, and the
-    queue.
+    """Return a site in which one tenant has all four slots, the last of them in prefill. Prompts
+    after the fourth wait.
     """
     site = FixedCostSite(**options)
     for key in range(1, num_prompts + 1):

@@ -19,6 +19,6 @@ def test_step_time_is_the_sum_of_its_parts() -> None:
 
 @pytest.mark.parametrize("field", ["step_s", "prefill_token_s", "decode_slot_s", "context_token_s"])
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
-def test_rejects_a_price_that_is_none(field: str, value: float) -> None:
+def test_rejects_an_invalid_coefficient(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} must be in 0..3600"):
         CostModel(**{field: value})

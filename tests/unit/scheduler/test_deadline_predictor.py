@@ -127,7 +127,7 @@ def test_cost_is_learnt_from_the_steps() -> None:
     assert site.failure(50).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
 
 
-def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
+def test_without_prediction_a_deadline_ends_a_request_when_it_passes() -> None:
     site = FixedCostSite(deadline_admission=False)
     site.submit(1, 300, ttft_deadline_s=0.15)
     site.run()

@@ -19,7 +19,7 @@ ALONE_S = 0.11
 
 
 def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """Make the measured bias of predictions `error`: they are too long by this share."""
+    """Set the measured bias of predictions to -`error`: they are too long by this share."""
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
@@ -228,7 +228,7 @@ def test_a_cached_prefix_is_taken_off_the_prompt(
 
 
 @pytest.mark.parametrize("is_hashed", [False, True])
-def test_a_prefix_that_another_request_computes_is_no_help_to_logprobs_of_the_prompt(
+def test_a_prefix_that_another_request_computes_is_not_reused_for_prompt_logprobs(
     is_hashed: bool,
 ) -> None:
     site = FixedCostSite()

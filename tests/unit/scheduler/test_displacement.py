@@ -68,7 +68,7 @@ def test_the_newest_of_the_largest_part_gives_way_to_others_until_parts_are_equa
     assert len(submit(engine, *specs_of("third", range(21, 25)))) == 4
 
 
-def test_weights_are_parts() -> None:
+def test_weights_set_the_share_of_the_queue() -> None:
     engine = engine_of(tenant_weights={"heavy": 3.0})
     submit(engine, *specs_of("light", range(1, 9)))
 
@@ -106,14 +106,14 @@ def test_a_class_takes_no_places_from_a_tenant_with_a_smaller_part() -> None:
     assert submit(engine, *specs_of("meek", [10])) == [6]
 
 
-def test_the_order_fcfs_knows_no_tenants() -> None:
+def test_the_order_fcfs_ignores_tenants() -> None:
     engine = engine_of(order=SchedulingOrder.FCFS)
     submit(engine, *specs_of("flood", range(1, 9)))
 
     assert submit(engine, *specs_of("quiet", [9])) == [9]
 
 
-def test_tokens_are_places_too() -> None:
+def test_the_limit_of_waiting_tokens_also_displaces() -> None:
     engine = engine_of(max_num_waiting=64, max_num_waiting_tokens=50)
     huge = [make_spec(key, 20, tenant="flood") for key in (1, 2)]
     submit(engine, *huge, *[make_spec(key, 3, tenant="quiet") for key in (3, 4, 5)])

@@ -62,7 +62,7 @@ def test_an_idle_machine_has_no_queue() -> None:
     assert [outlook.ttft_s for outlook in reported] == pytest.approx([1.55] * 2)
 
 
-def test_the_error_of_the_cost_is_forgiven() -> None:
+def test_forecasts_are_reduced_by_the_error_of_the_cost() -> None:
     errors = [
         StepError(bias=0.2),
         StepError(bias=-0.2),
@@ -95,7 +95,7 @@ def test_errors_of_many_steps_cancel_out() -> None:
     assert reported(1001) == pytest.approx(1000 * step_s * (1.0 - 0.05)), "of as many as were seen"
 
 
-def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
+def test_the_forecast_wait_is_reduced_by_the_error_of_its_steps() -> None:
     machine = Machine(
         cost=COST,
         max_prefill_tokens=100,

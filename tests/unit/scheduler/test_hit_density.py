@@ -10,7 +10,7 @@ from penstock.scheduler.hit_density import NUM_BINS, HitDensity, HitDensityOrder
 EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
 
 
-def test_bins_are_two_to_an_octave() -> None:
+def test_age_bins_are_half_octaves() -> None:
     ages = [age for edge in EDGES[1:] for age in (edge - 1, edge)]
     assert [bin_of(0), *map(bin_of, ages)] == [
         min(NUM_BINS - 1, i) for i in [0] + [j for k in range(1, len(EDGES)) for j in (k - 1, k)]
@@ -91,7 +91,7 @@ def test_no_more_is_remembered_than_the_pool_has_blocks() -> None:
 
 
 @pytest.mark.parametrize("level_first", [True, False])
-def test_before_it_has_learnt_the_oldest_tail_goes(level_first: bool) -> None:
+def test_without_statistics_the_tail_of_the_oldest_chain_is_evicted(level_first: bool) -> None:
     pool = BlockPool(6, order=HitDensityOrder(6))
     tables = [pool.allocate(3) for _ in range(2)]
     for name, table in zip("ab", tables, strict=True):

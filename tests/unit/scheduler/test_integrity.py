@@ -272,8 +272,8 @@ def test_a_check_begins_again_when_the_engine_works() -> None:
     check_in_pieces(engine)
 
 
-def test_what_a_piece_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the blocks need twice the pieces; no piece checks more blocks."""
+def test_a_piece_checks_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No piece checks more than `check_pieces.PIECE` blocks; the pieces check each block once."""
     engine = engine_of()
     num_pieces, sizes = check_in_pieces(engine), list[int]()
     original = BlockPool.faults_at

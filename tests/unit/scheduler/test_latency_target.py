@@ -73,7 +73,7 @@ def test_without_trust_the_limit_is_the_fixed_one() -> None:
     assert budget(pacer(), 800, is_trusted=False).num_prefill_tokens == MAX_TOKENS
 
 
-def test_trust_lost_rises_to_the_fixed_limit_step_by_step() -> None:
+def test_without_trust_the_budget_rises_gradually_to_the_fixed_limit() -> None:
     paced = pacer()
     budget(paced, 100)
 
@@ -84,7 +84,7 @@ def test_trust_lost_rises_to_the_fixed_limit_step_by_step() -> None:
     assert rise[-1] == MAX_TOKENS
 
 
-def test_a_margin_lowers_the_aim_slowly() -> None:
+def test_a_margin_lowers_the_budget_slowly() -> None:
     paced = pacer()
     sequence = [
         paced.budget(
@@ -151,8 +151,8 @@ class Loop:
     def run(
         self, decodes: Iterable[int], backlog: Callable[[int], int] = lambda _: MAX_TOKENS
     ) -> tuple[list[int], list[float]]:
-        """Return the budget and the duration of each step. `decodes`: their number in each step;
-        `backlog`: the tokens that wait for prefill in a step.
+        """Return the budget (tokens) and the duration (seconds) of each step. `decodes`: number of
+        decodes in each step; `backlog`: the tokens that wait for prefill in a step.
         """
         random = np.random.default_rng(11)
         budgets: list[int] = []
@@ -212,7 +212,7 @@ def test_a_steady_load_settles_and_then_stands(plant: Callable[[int, int, int], 
     assert times[-1] >= TARGET_S * 0.8
 
 
-def test_probes_of_a_machine_in_stairs_thin_out() -> None:
+def test_probes_become_rarer_if_step_times_increase_in_stairs() -> None:
     # Up to 128 tokens fit the target, the next tile does not. What the fit states in between
     # depends on which heights it saw last; wherever the limit stops, it is within that tile.
     budgets, times = Loop(stairs).run([64] * 16_000)
@@ -273,7 +273,7 @@ def test_adversarial_load_keeps_the_target() -> None:
     assert max(times[500:]) <= TARGET_S * 1.05
 
 
-def test_a_machine_that_slows_down_is_followed() -> None:
+def test_the_budget_follows_a_machine_that_slows_down() -> None:
     loop = Loop(linear)
     loop.run([64] * 1000)
     loop.true_s = lambda prefill, decodes, context: 1.5 * linear(prefill, decodes, context)
@@ -328,7 +328,7 @@ def test_the_batch_grows_back_slowly() -> None:
     assert limits[-1] == 256
 
 
-def test_context_in_turns_does_not_swing_the_batch() -> None:
+def test_alternating_context_does_not_make_the_batch_oscillate() -> None:
     limit = BatchLimit(TARGET_S, max_num_seqs=256)
     cost = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=1e-6)
 

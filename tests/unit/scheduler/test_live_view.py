@@ -17,7 +17,7 @@ from support.core import changed, make_engine, make_spec, run_until_idle
 
 
 def busy(order: SchedulingOrder = SchedulingOrder.FAIR, **settings: object) -> Engine:
-    """Return an engine with one slot, which a request has."""
+    """Return an engine with one slot, which a running request occupies."""
     config = replace(
         SchedulerConfig(max_num_batched_tokens=64, order=order, yield_ratio=math.inf),
         **settings,  # type: ignore[arg-type]  # fields of SchedulerConfig
@@ -31,7 +31,7 @@ def busy(order: SchedulingOrder = SchedulingOrder.FAIR, **settings: object) -> E
 def positions(engine: Engine) -> dict[int, int | None]:
     return {
         view.key: view.queue_position
-        for view in engine.look()
+        for view in engine.live_views()
         if view.state is RequestState.PENDING
     }
 
@@ -41,7 +41,7 @@ def test_running_and_waiting_requests() -> None:
     spec = replace(make_spec(2, 6, tenant="b", deadline_s=50.0), trace_id=bytes(16))
     engine.submit((spec,))
     engine.step()
-    running, waiting = engine.look()
+    running, waiting = engine.live_views()
     assert running == LiveView(
         key=1,
         request_id="request-1",
@@ -81,7 +81,7 @@ def test_running_and_waiting_requests() -> None:
 def test_what_was_generated_in_an_earlier_life_is_output() -> None:
     engine = busy()
     engine.submit((make_spec(2, 6, max_tokens=4, num_replayed=2),))
-    view = engine.look()[1]
+    view = engine.live_views()[1]
     assert (view.num_prompt_tokens, view.num_output_tokens) == (4, 2)
 
 
@@ -119,4 +119,4 @@ def test_behind_the_first_thousand_no_request_has_a_position(
 
 def test_an_idle_engine_shows_no_request() -> None:
     engine, _ = make_engine()
-    assert engine.look() == ()
+    assert engine.live_views() == ()

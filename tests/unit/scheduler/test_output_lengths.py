@@ -16,7 +16,7 @@ def test_the_mean_is_of_those_that_ended() -> None:
     assert lengths.mean_tokens == pytest.approx(50.0, rel=1e-3)
 
 
-def test_output_lengths_forget() -> None:
+def test_old_output_lengths_lose_weight() -> None:
     lengths = OutputLengths(memory=16)
     for num_tokens in [1000] * 100 + [10] * 100:
         lengths.observe(num_tokens)
@@ -24,7 +24,7 @@ def test_output_lengths_forget() -> None:
     assert lengths.mean_tokens == pytest.approx(10.0, abs=5.0)
 
 
-def test_an_output_of_nothing_counts_as_one() -> None:
+def test_an_empty_output_counts_as_one_token() -> None:
     lengths = OutputLengths(1.0)
     lengths.observe(0)
 
@@ -142,7 +142,7 @@ def test_nothing_is_known_before_some_outputs_have_ended() -> None:
     assert learned([100] * 16).of("a", 4096) is not None
 
 
-def test_those_that_run_count_so_that_short_ones_do_not_pass_for_all() -> None:
+def test_running_outputs_correct_the_bias_to_short_ones() -> None:
     outputs = learned([10] * 20)
     alone = outputs.of("a", 2048)
     running = RunningOutputs(
@@ -157,7 +157,7 @@ def test_those_that_run_count_so_that_short_ones_do_not_pass_for_all() -> None:
     assert mixed.chance_within(20, FREE) < 0.5
 
 
-def test_where_all_were_cut_early_longer_ones_are_not_taken_for_endless() -> None:
+def test_outputs_cut_by_their_limit_do_not_predict_endless_outputs() -> None:
     outputs = OutputLengths()
     for _ in range(500):
         outputs.observe(8, is_cut=True, max_tokens=8)

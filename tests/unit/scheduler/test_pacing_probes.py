@@ -39,11 +39,11 @@ class Cliff:
         return self.held
 
     def probes(self, num_steps: int, num_decodes: int = NUM_DECODES) -> list[int]:
-        """Run steps; return the indices of those with more tokens than the cliff."""
+        """Run steps; return the indices of those with more than CLIFF_TOKENS tokens."""
         return [at for at in range(num_steps) if self.step(num_decodes) > CLIFF_TOKENS]
 
 
-def test_a_rise_that_failed_again_waits_twice_as_long() -> None:
+def test_the_wait_doubles_after_each_reversed_increase() -> None:
     machine = Cliff()
     machine.step()
     gaps = [after - before for before, after in pairwise(machine.probes(3000))]
@@ -61,7 +61,7 @@ def test_under_a_lighter_load_there_is_nothing_to_wait_for() -> None:
         assert bool(machine.probes(20, num_decodes)) is can_rise
 
 
-def test_a_rise_that_stands_ends_the_waiting() -> None:
+def test_an_increase_that_is_kept_resets_the_wait() -> None:
     machine = Cliff()
     machine.step()
     assert len(machine.probes(1000)) >= 3

@@ -1,5 +1,5 @@
-"""Decodes of tenants with more than their share pause for a light tenant's prompt, and
-no longer.
+"""Decodes of tenants above their share pause while a prompt of a tenant under its share is in
+prefill.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
     engine.check_integrity()
 
 
-def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
+def test_the_time_between_tokens_includes_pauses() -> None:
     """Three of four steps of one second leave the decodes out, so a token takes four seconds."""
     engine, executor = busy_engine()
     num_paused, now = 0, 0.0

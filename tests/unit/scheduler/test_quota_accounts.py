@@ -64,7 +64,7 @@ def test_prompts_and_outputs_are_paid_for_in_any_order(order: SchedulingOrder) -
     assert rejection(engine, make_spec(3, 11, max_tokens=1)) is None
 
 
-def test_output_may_make_a_debt_and_it_is_paid_first() -> None:
+def test_output_may_overdraw_the_quota_and_delays_the_next_request() -> None:
     engine, clock = engine_with(TenantQuota(max_tokens_per_minute=10))
     assert rejection(engine, make_spec(1, 5, max_tokens=25)) is None
     rejected = rejection(engine, make_spec(2, 1, max_tokens=1))

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import AdmissionPolicy
-from penstock.scheduler.events import Admitted, Completed, Preempted, Stay
+from penstock.scheduler.events import Admitted, Completed, Preempted, Residency
 from penstock.scheduler.request import FinishReason, SamplingParams
 from support.core import (
     changed,
@@ -32,8 +32,10 @@ def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     assert [work(batch) for batch in executor.batches] == [{0: (0, 5)}, {0: (5, 1)}, {0: (6, 1)}]
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 1]
     assert outputs(reported) == {1: [7, 7, 7]}
-    stay = Stay(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
-    assert ends(reported) == {1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
+    residency = Residency(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
+    assert ends(reported) == {
+        1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, residency=residency)
+    }
 
 
 def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:
@@ -163,7 +165,7 @@ def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
     assert set(ends(run_until_idle(engine))) == {1, 2, 3, 4}
 
 
-def test_an_heir_computes_the_prompt_when_the_leader_is_cancelled() -> None:
+def test_another_output_computes_the_prompt_if_the_leader_is_cancelled() -> None:
     engine, _ = make_engine(max_num_batched_tokens=8)
     specs = tuple(
         make_spec(key, list(range(20)), request_id="r", leader_key=0 if key == 1 else 1)

@@ -93,7 +93,7 @@ def test_a_prompt_beyond_the_budget_goes_in_alone(pair: Pair) -> None:
     assert executor.admitted == [1, 2, 3]
 
 
-def test_several_tokens_at_once_run_past_the_blocks_and_the_tables_follow(pair: Pair) -> None:
+def test_block_tables_grow_if_several_tokens_arrive_at_once(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 5, max_tokens=20),))
     engine.step()
@@ -182,7 +182,9 @@ def test_the_executor_reports_what_it_found_in_its_cache(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
-def test_an_end_of_the_executors_own_comes_after_its_tokens(pair: Pair, num_tokens: int) -> None:
+def test_an_end_reported_by_the_executor_comes_after_its_tokens(
+    pair: Pair, num_tokens: int
+) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 6, max_tokens=9),))
     engine.step()
@@ -199,7 +201,7 @@ def test_an_end_of_the_executors_own_comes_after_its_tokens(pair: Pair, num_toke
     assert (end.reason, end.stop_id) == (FinishReason.STOP, 77)
 
 
-def test_the_schedulers_own_finding_wins_over_the_executors_report(pair: Pair) -> None:
+def test_a_stop_found_by_the_scheduler_overrides_the_executors_report(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 6, max_tokens=9, stop_ids=(77,)),))
     engine.step()

@@ -42,8 +42,8 @@ def engine_of(
 
 
 def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
-    """Return a turn with eight prompt tokens and four output tokens. With three of these computed,
-    it fills two blocks.
+    """Return a turn with eight prompt tokens and four output tokens. The last one is not computed,
+    so the turn fills two blocks.
     """
     made = make_spec(key, prompt or list(range(8)), max_tokens=4)
     return replace(made, session_id=session_id)

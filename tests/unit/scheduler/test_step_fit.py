@@ -146,7 +146,7 @@ def test_one_pause_of_a_minute_moves_a_learnt_fit_by_little() -> None:
     assert after == pytest.approx(before, rel=0.01)
 
 
-def test_a_price_that_no_step_asks_about_keeps_its_prior() -> None:
+def test_a_coefficient_without_observations_keeps_its_prior() -> None:
     prior = CostModel(step_s=0.01, prefill_token_s=3e-5, decode_slot_s=1e-4, context_token_s=1e-7)
     fit = StepFit(prior)
 
@@ -159,7 +159,7 @@ def test_a_price_that_no_step_asks_about_keeps_its_prior() -> None:
     assert predict(fit, (0, 32, 32 * 300)) == pytest.approx(0.02 + 3e-4 * 32, rel=0.01)
 
 
-def test_what_was_learnt_outlasts_a_long_time_without_it() -> None:
+def test_a_learnt_coefficient_is_kept_without_new_observations() -> None:
     fit = StepFit()
     learn(fit, TRUTH, mixed_steps(2000))
     learnt = fit.prefill_token_s
@@ -171,7 +171,7 @@ def test_what_was_learnt_outlasts_a_long_time_without_it() -> None:
     assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.03
 
 
-def test_a_single_kind_of_step_winds_nothing_up() -> None:
+def test_steps_of_one_kind_keep_the_coefficients_stable() -> None:
     fit = StepFit()
 
     for _ in range(10_000):
@@ -197,7 +197,7 @@ def test_follows_a_machine_that_became_twice_as_slow() -> None:
     assert worst_error(fit, slow, mixed_steps(200, seed=9)) < 0.1
 
 
-def test_follows_a_price_that_drifts() -> None:
+def test_follows_a_coefficient_that_drifts() -> None:
     fit = StepFit()
     steps = mixed_steps(10_000)
 
@@ -225,7 +225,7 @@ def test_coefficients_stay_above_zero_under_noise() -> None:
     assert worst_error(fit, truth, mixed_steps(200, seed=9)) < 0.1
 
 
-def test_one_kind_of_step_that_is_off_moves_no_other() -> None:
+def test_a_deviation_of_one_kind_of_step_does_not_change_the_others() -> None:
     fit = StepFit(min_steps=16)
     truth = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=0.0)
     learn(fit, truth, mixed_steps(400))
@@ -303,7 +303,7 @@ def test_steps_that_take_no_time_are_free() -> None:
     assert predict(fit, (512, 64, 64 * 500)) < 1e-4
 
 
-def test_an_empty_step_is_the_price_of_a_step() -> None:
+def test_empty_steps_determine_the_cost_of_a_step() -> None:
     fit = StepFit(CostModel(step_s=0.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0))
 
     for _ in range(200):

@@ -46,7 +46,7 @@ def shares_of(engine: Engine) -> FairShare:
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
-    """Return the keys of the requests to preempt for a request of a tenant that has nothing."""
+    """Return the keys of the requests to preempt for the first request of a tenant."""
     lack = Shortage(
         tenant=engine.tenants.join("quiet"),
         level=0,
@@ -59,7 +59,7 @@ def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> l
     return [request.spec.key for request, _ in found]
 
 
-def test_so_many_give_way_to_one_and_no_more() -> None:
+def test_at_most_max_preempted_requests_are_preempted_for_one() -> None:
     engine, _ = build()
     run(engine, [flood(key, 12) for key in range(1, 11)])
     assert len(chosen(engine, 3 * MAX_PREEMPTED)) == MAX_PREEMPTED
@@ -129,7 +129,7 @@ def test_a_request_that_was_examined_in_vain_is_not_examined_again(
     assert sorted(key for key in looked_at if key < 10) == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_promised_counts_as_held() -> None:
+def test_reserved_blocks_count_as_used() -> None:
     engine, _ = build(
         num_blocks=20, max_num_seqs=8, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
     )
@@ -140,8 +140,8 @@ def test_what_is_promised_counts_as_held() -> None:
     shares = shares_of(engine)
     assert shares.dominant[tenant] == pytest.approx(10 / 20)
     other = engine.tenants.join("quiet")
-    assert shares.is_light(other, num_slots=1, num_blocks=5)
-    assert not shares.is_light(other, num_slots=1, num_blocks=6)
+    assert shares.is_under_share(other, num_slots=1, num_blocks=5)
+    assert not shares.is_under_share(other, num_slots=1, num_blocks=6)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_tenants_under_their_share_too_pass_a_huge_one_only_for_a_while(
     assert bool(changed([engine.step()], Preempted)) is is_taken
 
 
-def test_a_block_that_both_would_hold_is_none_that_comes_free() -> None:
+def test_a_block_shared_with_the_new_request_does_not_count_as_freed() -> None:
     engine, _ = build(num_blocks=20)
     prompt = list(range(32))
     engine.submit((make_spec(1, prompt, tenant="flood", max_tokens=12),))

@@ -98,7 +98,7 @@ def test_a_running_request_keeps_its_slot_where_that_is_asked_for(options: dict[
     assert not changed(reported, Preempted)
 
 
-def test_equals_do_not_throw_each_other_out() -> None:
+def test_tenants_with_equal_shares_do_not_preempt_each_other() -> None:
     engine, _ = build()
     for first in (1, 2):
         for tenant, base in (("a", 0), ("b", 20)):
@@ -109,7 +109,7 @@ def test_equals_do_not_throw_each_other_out() -> None:
     assert not changed(run_until_idle(engine), Preempted)
 
 
-def test_no_class_gives_way_to_a_lower_one() -> None:
+def test_no_request_is_preempted_for_one_of_a_lower_class() -> None:
     engine, _ = build()
     submit(engine, "flood", range(1, 9), prompt=3, max_tokens=12, priority=1)
     engine.step()
@@ -118,7 +118,7 @@ def test_no_class_gives_way_to_a_lower_one() -> None:
     assert not changed(reported, Preempted)
 
 
-def test_a_request_gives_way_so_often_and_then_stays() -> None:
+def test_a_request_is_preempted_for_tenants_a_limited_number_of_times() -> None:
     engine, _ = flooded(2)
     key, counts = 100, dict.fromkeys(range(1, 5), 0)
     for _ in range(60):
@@ -172,24 +172,24 @@ def test_a_tenant_under_its_share_is_no_victim_while_others_are_there() -> None:
 
 
 def test_weights_count_in_a_tenants_share() -> None:
-    for weight, is_light in ((1.0, False), (4.0, True)):
+    for weight, is_under_share in ((1.0, False), (4.0, True)):
         engine, _ = build(tenant_weights={"gold": weight})
         submit(engine, "plain", [1, 2], prompt=3, max_tokens=9)
         submit(engine, "gold", [3], prompt=3, max_tokens=9)
         engine.step()
         shares = shares_of(engine)
-        assert shares.is_light(engine.requests[3].tenant, num_slots=1) is is_light
-        assert not shares.is_light(engine.requests[1].tenant)
+        assert shares.is_under_share(engine.requests[3].tenant, num_slots=1) is is_under_share
+        assert not shares.is_under_share(engine.requests[1].tenant)
 
 
-def test_age_that_did_not_let_a_request_in_does_not_shield_it() -> None:
+def test_a_request_admitted_without_its_age_keeps_its_class() -> None:
     engine, _ = build(aging_s=1.0)
     submit(engine, "flood", [1], arrival_s=-100.0)
     engine.step()
     assert engine.arrays.level[engine.requests[1].slot] == 0
 
 
-def test_a_known_tenant_keeps_a_burst_of_what_it_left_to_others_and_a_new_name_nothing() -> None:
+def test_a_returning_tenant_has_a_burst_of_service_and_a_new_one_has_none() -> None:
     tenants = TenantCounters(SchedulerConfig(tenant_burst_tokens=100.0))
     flood, quiet = tenants.join("flood"), tenants.join("quiet")
     tenants.leave(quiet)
@@ -215,9 +215,9 @@ def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
     assert len(changed([reported], Preempted)) == 1
 
 
-@pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])
+@pytest.mark.parametrize(("crowd", "is_under_share"), [(("a",), True), (("a", "b"), False)])
 def test_where_no_tenant_holds_most_a_tenant_under_its_share_holds_less(
-    crowd: tuple[str, ...], is_light: bool
+    crowd: tuple[str, ...], is_under_share: bool
 ) -> None:
     engine, _ = build(max_num_seqs=32, max_num_batched_tokens=256)
     for key, tenant in enumerate((*crowd, "quiet"), 1):
@@ -226,7 +226,7 @@ def test_where_no_tenant_holds_most_a_tenant_under_its_share_holds_less(
     index = engine.tenants.index_of("quiet")
     assert index is not None
     # 3 blocks next to 7 of each other one.
-    assert shares_of(engine).is_light(index) is is_light
+    assert shares_of(engine).is_under_share(index) is is_under_share
 
 
 # Requests that light tenants do not pass: a higher class in progress, and aged requests.
@@ -255,7 +255,7 @@ def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
 
 
 def heavy(engine: Engine) -> None:
-    """Run three decodes of one tenant, so that one request of another tenant is light."""
+    """Run three decodes of one tenant, so that a tenant with one request is under its share."""
     submit(engine, "flood", [1, 2, 3], prompt=3, max_tokens=50)
     engine.step()
 

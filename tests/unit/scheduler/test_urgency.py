@@ -25,7 +25,7 @@ def test_a_prompt_that_would_be_late_has_the_whole_budget() -> None:
     assert isinstance(site.ends[2], Completed)
 
 
-def test_of_two_the_one_due_first_goes_first() -> None:
+def test_the_prompt_with_the_earlier_deadline_is_computed_first() -> None:
     site = site_of()
     site.submit(1, LONG, max_tokens=1, ttft_deadline_s=1.1)
     site.step()
@@ -36,7 +36,7 @@ def test_of_two_the_one_due_first_goes_first() -> None:
     assert site.ends[2].at_s < site.ends[1].at_s
 
 
-def test_while_there_is_time_they_share() -> None:
+def test_prompts_share_steps_while_deadlines_permit() -> None:
     site = site_of()
     site.submit(1, LONG, max_tokens=1, ttft_deadline_s=5.0)
     site.step()

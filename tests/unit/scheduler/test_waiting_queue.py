@@ -80,8 +80,8 @@ def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
 
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_requests_due_at_one_time_come_in_order_of_arrival(is_asked: bool) -> None:
-    """The order does not depend on whether the next time is asked for, which removes
-    outdated entries.
+    """The order does not depend on an earlier call of `next_recheck_s`, which removes outdated
+    entries.
     """
     queue = make_queue()
     first, second, third = (waiting(make_spec(key), key) for key in (1, 2, 3))

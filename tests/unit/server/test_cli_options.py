@@ -56,7 +56,7 @@ def test_a_constraint_is_set_by_one_flag(flags: tuple[str, ...], constraint: obj
     assert parse(*flags)["constraint"] == constraint
 
 
-def test_two_constraints_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_constraints_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--regex", "a", "--choice", "a")
     assert "not allowed with argument" in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_tls_is_a_flag_or_a_variable(
 
 
 @pytest.mark.parametrize("text", ["yes", "1", "true", "ON", " on", ""])
-def test_another_value_of_the_tls_variable_is_no_plain_text(
+def test_an_invalid_value_of_the_tls_variable_is_an_error(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TLS", text)
@@ -180,7 +180,7 @@ def test_an_unsupported_option_is_named_by_its_flag(monkeypatch: pytest.MonkeyPa
     assert with_flags(message) == "--adapter is not supported by the simulated executor"
 
 
-def test_what_is_not_known_is_not_printed() -> None:
+def test_missing_details_of_an_error_are_not_printed() -> None:
     error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message="gone"))
     assert describe_error(error) == "UNAVAILABLE: gone"
 

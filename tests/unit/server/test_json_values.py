@@ -8,7 +8,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.server.settings.json_values import from_json_value, to_json_value
 
 
-def test_a_mapping_goes_there_and_back_and_its_values_are_checked() -> None:
+def test_a_mapping_survives_a_json_round_trip_and_its_values_are_checked() -> None:
     config = SchedulerConfig(tenant_weights={"gold": 2.0, "lead": 0.5})
 
     assert from_json_value(SchedulerConfig, to_json_value(config)) == config

@@ -169,7 +169,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         ),
     ],
 )
-def test_what_is_off_in_the_section_is_named_by_its_path(
+def test_an_invalid_value_in_the_section_is_named_by_its_path(
     model: Path, text: str, message: str
 ) -> None:
     with pytest.raises(BadSetting, match=re.escape(message)):
@@ -194,7 +194,7 @@ def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: 
         ("a.toml", "dtype = 'auto'\ndtype = 'auto'", "a.toml is not valid TOML: "),
     ],
 )
-def test_a_file_that_no_person_meant_is_rejected(
+def test_deeply_nested_files_and_duplicate_keys_are_rejected(
     model: Path, tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
@@ -232,7 +232,9 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("flag", REPLACED)
-def test_a_flag_that_has_its_own_name_there_is_rejected_with_it(model: Path, flag: str) -> None:
+def test_a_flag_replaced_by_a_key_of_the_section_is_rejected_with_that_key(
+    model: Path, flag: str
+) -> None:
     value, key = REPLACED[flag]
     message = f"is set for the trtllm executor by {re.escape(key)} in --trtllm-config$"
 
@@ -260,7 +262,7 @@ MEANINGLESS = {
 
 
 @pytest.mark.parametrize(("flag", "value"), list(MEANINGLESS.items()))
-def test_a_flag_without_meaning_is_rejected(model: Path, flag: str, value: str) -> None:
+def test_a_flag_without_effect_is_rejected(model: Path, flag: str, value: str) -> None:
     with pytest.raises(BadSetting, match=f"^--{flag} has no effect with the trtllm executor: "):
         configured(model, f"--{flag}", value)
 
@@ -299,7 +301,7 @@ def test_prefix_caching_and_block_reuse_must_agree(model: Path, caching: str, re
         )
 
 
-def test_the_model_is_looked_at_before_anything_starts(
+def test_the_model_is_checked_before_any_process_starts(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(BadSetting, match="penstock build"):
@@ -317,7 +319,7 @@ def test_the_model_is_looked_at_before_anything_starts(
     assert "max_seq_len is 9999, beyond the 4096" in levels["WARNING"]
 
 
-def test_the_gpus_that_the_environment_shows_must_do(
+def test_more_gpus_than_the_environment_makes_visible_are_rejected(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -346,7 +348,7 @@ def test_a_tokenizer_folder_without_its_files_is_rejected_for_every_executor(
         serve_config("--executor", "simulated", "--tokenizer", model)
 
 
-def test_the_section_survives_the_way_to_the_children(model: Path, tmp_path: Path) -> None:
+def test_the_section_is_passed_to_child_processes_unchanged(model: Path, tmp_path: Path) -> None:
     draft = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model": str(model)}
     adapters = [{"name": "a", "path": str(adapter_folder(tmp_path / "a")), "id": 1}]
     config = configured(

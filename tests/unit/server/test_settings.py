@@ -175,7 +175,7 @@ def test_the_page_has_the_default_of_the_command_line_not_of_python() -> None:
     assert {key.path: key.default for key in keys_of(item)}["pace"] == "real_time"
 
 
-def test_a_key_without_a_declaration_is_no_page() -> None:
+def test_a_key_without_a_declaration_is_an_error() -> None:
     @dataclass
     class Bare:
         size: int = 1

@@ -31,7 +31,7 @@ class RecordingClient:
         return ()
 
 
-def test_one_frame_is_waited_for_as_long_as_other_commands_wait(
+def test_top_once_has_the_deadline_of_other_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = RecordingClient()

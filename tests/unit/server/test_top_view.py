@@ -40,7 +40,7 @@ def drawn(state: TopState, width: int | None = 120, height: int | None = None) -
     return out.getvalue().splitlines()
 
 
-def test_a_frame_holds_what_an_operator_asks_first() -> None:
+def test_a_frame_shows_load_latency_and_requests() -> None:
     text = "\n".join(drawn(board_of(request_view(1), waiting_view(2, queue_position=4))))
 
     for part in (
@@ -101,7 +101,7 @@ def test_shares_never_exceed_what_is_used() -> None:
     assert any("█ a 20  █ b 20" in line for line in drawn(state, 100))
 
 
-def test_an_id_is_shown_as_it_is_and_moves_no_cursor() -> None:
+def test_control_characters_of_an_id_are_not_interpreted() -> None:
     text = "\n".join(drawn(board_of(request_view(1, request_id="[red]x[/red]\x1b[2J"))))
 
     assert "[red]x[/red]" in text

@@ -1,4 +1,4 @@
-"""How many cores a process may use: by quota if that is less than the affinity mask."""
+"""How many cores a process may use: the smaller of its CPU quota and its affinity mask."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_trace_alone_is_replayed_as_far_as_the_run_goes(trace: Path) -> None:
     assert made.rows[1].tenant == ""
 
 
-def test_a_trace_comes_faster_and_with_its_tenants(trace: Path) -> None:
+def test_a_trace_is_replayed_faster_and_with_its_tenants(trace: Path) -> None:
     [made] = plans("--trace", trace, "--load", 10, "--tenant-metadata-key", "x-tenant")
     [shared] = plans("--trace", trace, "--tenant", "b", "--tenant-metadata-key", "x-tenant")
 
@@ -106,7 +106,7 @@ def test_a_trace_comes_faster_and_with_its_tenants(trace: Path) -> None:
     assert shared.tenant == "b"
 
 
-def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
+def test_lengths_of_a_trace_are_used_with_a_rate(trace: Path) -> None:
     [made] = plans("--trace", trace, "--rates", 3)
 
     assert made.arrivals is Arrivals.POISSON

@@ -94,7 +94,7 @@ def error() -> PenstockError:
     return error_of(Failure(code=grpc.StatusCode.INTERNAL, message="oh", reason="INTERNAL"))
 
 
-def test_a_whole_life_is_sound() -> None:
+def test_a_complete_sequence_of_states_is_sound() -> None:
     run = play(make_run(), whole_life())
 
     assert run.states == [("PENDING", 0.0), ("PROCESSING", 0.02), ("COMPLETED", 0.05)]
@@ -114,7 +114,7 @@ def test_preemption_is_part_of_the_history() -> None:
 
 
 @pytest.mark.parametrize("left_out", [0, 2, 5])
-def test_a_life_with_a_part_missing_is_not_sound(left_out: int) -> None:
+def test_an_incomplete_sequence_of_states_is_not_sound(left_out: int) -> None:
     events = whole_life()
     if left_out == 0:
         del events[:2]

@@ -149,7 +149,7 @@ def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
     assert recorder.ttft.percentile_s(99.0) == pytest.approx(0.91, abs=0.02)
 
 
-def test_waiting_for_the_answer_before_sending_would_have_hidden_it() -> None:
+def test_a_closed_loop_hides_a_stall_of_the_server() -> None:
     """With one client that sends after each answer, the same stall is one sample of a thousand."""
     recorder = drive(closed(concurrency=1), Server(stall=(4.0, 5.0))).recorder
 
@@ -209,7 +209,7 @@ def test_failures_are_counted_by_status_and_reason() -> None:
     assert (driver.recorder.num_completed, driver.num_failed, driver.num_ended) == (5, 5, 10)
 
 
-def test_what_would_be_too_much_at_once_is_dropped_and_counted() -> None:
+def test_requests_beyond_the_concurrency_limit_are_dropped_and_counted() -> None:
     server = Server(stall=(0.0, 5.0))
     recorder = drive(plan(rate_per_s=10.0), server, max_in_flight=20).recorder
 
@@ -238,7 +238,7 @@ def test_a_server_that_never_answers_does_not_hold_the_run() -> None:
     assert server.num_open == 0
 
 
-def test_what_the_end_of_the_run_overtakes_is_dropped_and_counted() -> None:
+def test_requests_due_after_the_time_limit_are_dropped_and_counted() -> None:
     made = plan(rate_per_s=10.0, drain_s=0.0)
 
     def clock() -> float:
@@ -254,7 +254,7 @@ def test_what_the_end_of_the_run_overtakes_is_dropped_and_counted() -> None:
     assert recorder.num_completed + recorder.num_unfinished == 56
 
 
-def test_a_fault_of_ours_ends_the_run_with_that_fault() -> None:
+def test_an_internal_error_ends_the_run_and_is_raised() -> None:
     class Broken(Server):
         def generate(
             self, request: PlannedRequest, token_ids: list[int]

@@ -1,4 +1,4 @@
-"""What a recorder counts, from when on, and the sum of several recorders."""
+"""What a load recorder counts, from when on, and the sum of several recorders."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +54,7 @@ def test_what_a_histogram_cannot_hold_is_still_counted() -> None:
     assert histogram.percentile_s(100.0) == pytest.approx(3600.0, rel=1e-3)
 
 
-def test_histograms_merge_after_a_journey_between_processes() -> None:
+def test_histograms_merge_after_a_transfer_between_processes() -> None:
     one, two = histogram_of(0.1, 0.2), histogram_of(0.3, 0.4, 4.0)
     one.merge(LatencyHistogram.of(*two.state()))
 
@@ -103,7 +103,7 @@ def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
     assert (recorder.num_window_completed, recorder.num_window_tokens) == (1, 2)
 
 
-def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
+def test_a_good_request_meets_ttft_and_nearly_all_gap_targets() -> None:
     recorder = LoadRecorder.of(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
 
     served(recorder, 0.0, 1.0, 1.09)

@@ -81,7 +81,7 @@ def test_a_trace_is_replayed_at_its_own_times() -> None:
     assert [(r.at_s, r.row) for r in replayed] == [(0.0, rows[0]), (0.4, rows[1])]
 
 
-def test_a_trace_lends_its_lengths_to_other_arrivals_in_turn() -> None:
+def test_lengths_of_a_trace_are_used_in_turn_with_other_arrivals() -> None:
     rows = (row(0.0, 1), row(5.0, 2))
     lent = planned_requests(plan(rate_per_s=1.0, duration_s=3.0, rows=rows))
     endless = planned_requests(plan(arrivals=Arrivals.CLOSED, concurrency=2, rows=rows))

@@ -45,7 +45,7 @@ def test_three_seconds_of_work_a_second_take_three_replicas() -> None:
     assert plan.best is found
 
 
-def test_the_curve_bends_where_one_replica_is_full() -> None:
+def test_targets_are_missed_beyond_the_capacity_of_a_replica() -> None:
     (found,) = planned(candidate("slow")).candidates
 
     held = [point.offered_per_s for point in found.curve if point.result.meets]

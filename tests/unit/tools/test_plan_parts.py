@@ -30,9 +30,7 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class Holds:
-    """A condition that is true of the given numbers, or from a number on, and records the numbers
-    that it was asked about.
-    """
+    """A predicate that is true of the given numbers and from `or_from` on. `asked`: arguments."""
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
         self._numbers = numbers

@@ -159,7 +159,7 @@ def test_checks_have_unique_names_and_real_features() -> None:
     assert features <= {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
 
 
-def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
+def test_the_check_unsupported_requests_every_feature() -> None:
     """The check `unsupported` must ask for every feature that can be rejected."""
     from penstock.scheduler.executor import Feature
     from penstock.tools.verify.endings import ASKING
@@ -208,13 +208,13 @@ async def watched(*ready_at_s: float | None, num_checks: int = 2) -> list[CheckR
     )
 
 
-async def test_an_engine_that_lives_changes_nothing() -> None:
+async def test_an_engine_that_does_not_die_changes_no_result() -> None:
     results = await watched(7.0, 7.0, 7.0)
 
     assert [result.reason for result in results] == ["good", "good"]
 
 
-async def test_a_death_is_waited_out_and_reported_once() -> None:
+async def test_a_new_engine_is_waited_for_and_its_death_reported_once() -> None:
     first, second = await watched(7.0, None, None, None, 9.0, 9.0)
 
     assert first.outcome is CheckOutcome.FAIL

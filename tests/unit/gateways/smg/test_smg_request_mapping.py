@@ -80,8 +80,8 @@ def rejected(message: vllm.GenerateRequest) -> RequestError:
 
 
 def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of the fields that have no message type or are a map or rejected
-    as a whole.
+    """Yield the paths of all scalar fields, of all map fields, and of the message fields that are
+    rejected as a whole.
     """
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
@@ -252,7 +252,7 @@ def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: s
 
 
 def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
-    """The client does not know its index in our list."""
+    """The client does not know the index of the entry in our list."""
     own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))

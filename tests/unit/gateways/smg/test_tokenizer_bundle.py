@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_it_holds_the_tokenizer_and_nothing_else(folder: Path) -> None:
+def test_the_archive_contains_only_the_tokenizer_files(folder: Path) -> None:
     bundle = make_bundle(folder)
 
     with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:

@@ -41,12 +41,12 @@ def test_a_stream_that_returns_to_its_engine_replaces_what_was_kept() -> None:
     second = again(first, 2)
     dispatcher.handle(1, Submit(specs=(second,)))
     dispatcher.step()
-    assert [view.key for view in engine.look()] == [second.key]
+    assert [view.key for view in engine.live_views()] == [second.key]
     assert len(dispatcher.kept) == 0
     executor.close()
 
 
-def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
+def test_a_request_whose_stream_another_front_reads_is_not_submitted_again() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
@@ -61,23 +61,23 @@ def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
     second = again(first, 2)
     dispatcher.handle(1, Submit(specs=(second,)))
     assert detached(dispatcher, 1) == [(second.key,)]
-    assert [view.key for view in engine.look()] == [first.key]
+    assert [view.key for view in engine.live_views()] == [first.key]
     executor.close()
 
 
-def test_an_unread_request_that_finds_no_room_does_not_run() -> None:
+def test_an_unread_request_beyond_the_limit_does_not_run() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100, max_unread=8))
     dispatcher.front_connected(1)
     parked = again(spec(1, 1), 1)
     dispatcher.handle(1, Submit(specs=(parked,), kept=kept_of(parked, is_read=False)))
     assert detached(dispatcher, 1) == [(parked.key,)]
-    assert engine.look() == ()
+    assert engine.live_views() == ()
     assert dispatcher.num_live == 0
     executor.close()
 
 
-def test_a_lost_front_leaves_only_the_streams_that_found_room() -> None:
+def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
     engine, executor = make_self_paced(max_num_seqs=4)
     dispatcher = Dispatcher(
         engine, hello(), kept_limits=KeptLimits(max_bytes=1 << 20, max_unread=1)
@@ -89,13 +89,13 @@ def test_a_lost_front_leaves_only_the_streams_that_found_room() -> None:
     dispatcher.step()
     dispatcher.front_gone(1)
     dispatcher.step()
-    assert [view.key for view in engine.look()] == [specs[2].key]
+    assert [view.key for view in engine.live_views()] == [specs[2].key]
     assert (len(dispatcher.kept), dispatcher.num_live) == (1, 1)
     executor.close()
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """Run a step; return the keys of each request that the front is asked to release."""
+    """Run a step; return the keys of each Detach frame that the front is sent."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

@@ -128,9 +128,9 @@ def test_log_probabilities_are_those_of_the_request_and_no_more() -> None:
     keys = np.array([2, 1], dtype=np.int64) + (1 << FRONT_SHIFT)
     step = StepEvents(step=1, at_s=1.0, keys=keys, tokens=np.array([8, 9], np.int32), logprobs=rows)
     store.kept.record(step)
-    (news,) = stream.history()
-    assert news.logprobs is not None
-    assert (news.logprobs.chosen.tolist(), news.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
+    (updates,) = stream.history()
+    assert updates.logprobs is not None
+    assert (updates.logprobs.chosen.tolist(), updates.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
 
 
 def test_what_an_earlier_engine_delivered_comes_first() -> None:
@@ -144,7 +144,7 @@ def test_what_an_earlier_engine_delivered_comes_first() -> None:
     assert tokens_of(stream) == {1: [3, 4, 5]}
 
 
-def test_a_front_that_goes_leaves_what_it_had_for_its_grace() -> None:
+def test_streams_of_a_lost_front_are_kept_for_the_grace_time() -> None:
     store = Store()
     store.begin("a", 1)
     store.begin("b", 1, front_id=2)
@@ -167,14 +167,14 @@ def test_a_front_that_goes_leaves_what_it_had_for_its_grace() -> None:
     assert (store.dropped, store.kept.moved) == (["a"], {})
 
 
-def test_what_the_engine_rejected_is_not_kept() -> None:
+def test_requests_that_the_engine_rejected_are_not_kept() -> None:
     store = Store()
     store.begin("a", 1)
     store.end(1, is_rejected=True)
     assert (len(store.kept), store.kept.num_bytes) == (0, 0)
 
 
-def test_the_longest_unread_go_first() -> None:
+def test_the_streams_unread_for_longest_are_dropped_first() -> None:
     store = Store(max_unread=2)
     for number, name in enumerate("abc", start=1):
         store.begin(name, number)
@@ -230,7 +230,7 @@ def test_the_bytes_that_count_are_those_of_the_memory(num_logprobs: int) -> None
     assert grown <= 1.2 * (store.kept.num_bytes - counted) + 2000
 
 
-def test_where_all_are_read_the_longest_is_lost_and_runs_on() -> None:
+def test_the_history_of_the_longest_stream_is_dropped_if_all_are_read() -> None:
     store = Store(max_bytes=3600)
     first, second = store.begin("a", 1), store.begin("b", 2)
     for _ in range(60):
@@ -335,7 +335,7 @@ def test_a_stream_fits_into_the_frame_that_attaches_it(num_tokens: int, is_lost:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_only_what_is_kept_is_looked_at(is_kept: bool) -> None:
+def test_tokens_of_requests_without_a_kept_stream_are_ignored(is_kept: bool) -> None:
     store = Store()
     if is_kept:
         store.begin("a", 1)

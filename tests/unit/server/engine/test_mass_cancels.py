@@ -19,7 +19,7 @@ MOST_AT_ONCE = 100
 
 
 def step(dispatcher: Dispatcher, engine: FakeEngine) -> None:
-    engine.news.put(
+    engine.updates.put(
         StepEvents(
             step=1,
             at_s=0.0,
@@ -83,7 +83,7 @@ def test_a_front_that_reconnects_finds_its_keys_free(
     assert engine.cancelled.qsize() == NUM_REQUESTS
 
 
-def test_the_queue_of_a_dead_front_is_empty_before_the_loop_rests() -> None:
+def test_queued_requests_of_a_lost_front_are_cancelled_before_the_loop_sleeps() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)

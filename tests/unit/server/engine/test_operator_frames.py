@@ -40,7 +40,7 @@ ORDER = Command(ticket=5, action=Profile(seconds=0.5))
 class LookedInto(FakeEngine):
     """An engine with one live request."""
 
-    def look(self) -> tuple[LiveView, ...]:
+    def live_views(self) -> tuple[LiveView, ...]:
         return (VIEW,)
 
 
@@ -71,7 +71,7 @@ def test_a_dispatcher_without_operator_functions_reports_it() -> None:
     assert decode(body) == CommandResult(ticket=5, problem="this engine accepts no commands")
 
 
-def test_an_observer_may_only_look_and_order() -> None:
+def test_an_observer_cannot_cancel_requests() -> None:
     dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
     cancel = Cancel(keys=np.zeros(1, dtype=np.int64), reason=FinishReason.CANCELLED)
     answers: list[bytes] = []
@@ -120,7 +120,7 @@ def observed(tmp_path: Any, carry_out: Callable[..., None]) -> Observed:
     return made
 
 
-def test_an_observer_looks_over_the_link_and_is_no_front(tmp_path: Any) -> None:
+def test_an_observer_queries_live_requests_and_is_not_counted_as_a_front(tmp_path: Any) -> None:
     link = observed(tmp_path, lambda order, answer: None)
     link.send(ObserverHello())
     assert isinstance(link.next(), EngineHello)
@@ -156,7 +156,7 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
     link.close()
 
 
-def test_an_answer_for_an_observer_that_left_goes_nowhere(tmp_path: Any) -> None:
+def test_an_answer_for_a_disconnected_observer_is_dropped(tmp_path: Any) -> None:
     answers: list[Callable[[CommandResult], None]] = []
     link = observed(tmp_path, lambda order, answer: answers.append(answer))
     link.send(ObserverHello())

@@ -1,5 +1,5 @@
-"""Suspected requests run again one at a time, and one that was found responsible never; others do
-not wait.
+"""Suspected requests run again one at a time, those found responsible for a crash are rejected, and
+other requests do not wait.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def test_suspects_are_admitted_one_at_a_time() -> None:
     assert wing.quarantine.next_probation() == second
 
 
-def test_an_end_ends_a_trial() -> None:
+def test_the_end_of_a_request_ends_its_probation() -> None:
     wing = Wing(*tried(1, 2))
     for number in (1, 2):
         wing.quarantine.takes(FRONT, request(number))
     wing.quarantine.next_probation()
     end = Completed(key=key(1), at_s=5.0, reason=FinishReason.STOP)
-    news = events(ends=(end,))
-    assert wing.quarantine.with_ends(news) is news
+    updates = events(ends=(end,))
+    assert wing.quarantine.with_ends(updates) is updates
     assert [spec.key for spec in wing.quarantine.next_probation()] == [key(2)]
 
 
@@ -112,7 +112,7 @@ def test_all_outputs_must_pass() -> None:
     assert wing.shown[-1] == ()
 
 
-def test_the_poison_is_rejected_and_nothing_else_happens() -> None:
+def test_a_request_found_responsible_is_rejected_without_other_effects() -> None:
     wing = Wing(SuspectedRequest(key=key(1), is_poison=True))
     assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
     assert wing.is_due()
@@ -129,7 +129,7 @@ def test_the_poison_is_rejected_and_nothing_else_happens() -> None:
     assert wing.shown == []
 
 
-def test_a_request_that_is_held_can_be_cancelled() -> None:
+def test_a_quarantined_request_can_be_cancelled() -> None:
     wing = Wing(*tried(1, 2, 3))
     wing.quarantine.takes(FRONT, request(1))
     assert not wing.quarantine.cancel(key(2), FinishReason.CANCELLED)
@@ -155,7 +155,7 @@ def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
     assert (other.key, other.leader_key) == (key(3), key(2))
 
 
-def test_a_front_that_goes_takes_what_is_held_along() -> None:
+def test_quarantined_requests_of_a_lost_front_are_removed() -> None:
     wing = Wing(*tried(1), SuspectedRequest(key=2 << 32 | 1))
     other = (replace(request(1)[0], key=2 << 32 | 1),)
     wing.quarantine.takes(FRONT, request(1))

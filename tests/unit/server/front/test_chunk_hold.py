@@ -90,14 +90,14 @@ def test_a_timer_is_set_for_a_chunk_and_never_for_each_token() -> None:
     assert timers.pending == []
 
 
-def test_what_is_no_token_takes_along_what_is_held() -> None:
+def test_an_event_that_is_no_token_releases_held_text() -> None:
     stream, _ = make()
     emit(stream, piece("a"))
     assert emit(stream, piece("b"), PROGRESS) == "b!"
     assert emit(stream, piece("c")) == ""
 
 
-def test_the_end_takes_along_what_is_held() -> None:
+def test_the_end_releases_held_text() -> None:
     for end in ("close", "fail"):
         stream, timers = make()
         emit(stream, piece("a"))
@@ -154,7 +154,7 @@ def test_limits_that_hold_nothing_back(min_tokens: int, max_delay_s: float) -> N
     assert timers.num_set == 0
 
 
-def test_credit_lets_out_what_it_covers_and_keeps_the_order() -> None:
+def test_credit_releases_the_text_that_it_covers_in_order() -> None:
     stream = TokenStream()
     for event in (PROGRESS, piece("a"), piece("b", num_tokens=2), piece("c"), PROGRESS):
         stream.push(event)

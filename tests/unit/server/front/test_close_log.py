@@ -9,7 +9,7 @@ from penstock.server.front.event_router import CloseLog
 NAME = "penstock.test.cuts"
 
 
-def test_readers_that_are_cut_together_are_one_warning_and_a_count(
+def test_streams_closed_together_are_one_warning_with_a_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cuts = CloseLog(logging.getLogger(NAME))

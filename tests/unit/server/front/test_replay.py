@@ -84,7 +84,9 @@ class CountedEstimate(AdmissionEstimate):
 
 
 @pytest.mark.parametrize("max_replays", [0, 3])
-async def test_the_gate_counts_what_engines_were_given(text: ModelText, max_replays: int) -> None:
+async def test_the_estimate_counts_requests_sent_to_engines(
+    text: ModelText, max_replays: int
+) -> None:
     site = Site(text, max_replays=max_replays)
     estimate = site.front.admission = CountedEstimate()
 
@@ -107,7 +109,7 @@ async def test_the_gate_counts_what_engines_were_given(text: ModelText, max_repl
     assert estimate.num_at_engine == 0, "it was given to none, and none was taken back"
 
 
-async def test_the_gate_counts_a_replay_once(text: ModelText) -> None:
+async def test_the_estimate_counts_a_replay_once(text: ModelText) -> None:
     site = Site(text)
     request, _ = await site.open(generation())
     estimate = site.front.admission = CountedEstimate()
@@ -286,7 +288,7 @@ async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> N
     assert site.front.counters.num_late_events == 1
 
 
-async def test_an_engine_that_takes_no_more_is_not_given_more(text: ModelText) -> None:
+async def test_an_engine_that_accepts_no_more_requests_gets_none(text: ModelText) -> None:
     site = Site(text)
     for number in range(3):
         await site.open(generation(request_id=f"r-{number}"))

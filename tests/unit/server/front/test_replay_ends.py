@@ -167,7 +167,7 @@ async def test_a_replay_that_the_next_engine_cannot_hold_is_rejected(text: Model
     assert error.failure.violations
 
 
-async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
+async def test_an_end_lost_with_the_engine_is_derived_from_the_tokens(text: ModelText) -> None:
     """All tokens arrived, but not the end: nothing is left to generate."""
     site = Site(text)
     stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))

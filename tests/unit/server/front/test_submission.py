@@ -216,7 +216,7 @@ def hashed(
     )
 
 
-def test_no_two_of_tenant_adapter_and_salt_run_into_each_other() -> None:
+def test_hash_salts_differ_for_every_tenant_adapter_and_salt() -> None:
     names = ("", "a", "b", "ab", "c", "t", "tb")
     asked = [
         structs.replace(GENERATION, tenant=tenant, adapter=adapter, cache_salt=salt)

@@ -46,7 +46,7 @@ def quotas(clock: FakeClock, **limits: int) -> TextQuotas:
 
 
 def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
-    """Charge the tenant; return the delay until a retry, or None if it was accepted."""
+    """Charge tenant `t`; return the delay until a retry in seconds, None if accepted."""
     try:
         accounts.charge("t", num_tokens)
     except RequestError as error:
@@ -60,7 +60,7 @@ def test_a_limit_of_requests_fills_at_its_rate() -> None:
     assert [charged(accounts) for _ in range(3)] == [None, None, pytest.approx(30.0)]
     clock.now_s += 30.0
     assert [charged(accounts), charged(accounts)] == [None, pytest.approx(30.0)]
-    accounts.take_back("t", 0)
+    accounts.refund("t", 0)
     assert charged(accounts) is None
     accounts.charge("", 10**9)  # without a limit
 

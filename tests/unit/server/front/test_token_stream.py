@@ -138,7 +138,7 @@ class BlockedWriter:
             self.outcomes.append(self._stream.was_cut_off())
 
 
-async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
+async def test_cut_drops_the_backlog_and_cancels_a_blocked_writer() -> None:
     stream = TokenStream()
     writer = BlockedWriter(stream)
     task = await writer.write()
@@ -181,7 +181,7 @@ async def test_only_tokens_count_as_backlog() -> None:
     assert stream.blocked_since_s == NO_TIME
 
 
-async def test_of_much_a_part_is_taken_at_a_time() -> None:
+async def test_a_large_backlog_is_taken_in_parts() -> None:
     """Writing a long prompt or many events at once would block the loop for all other requests."""
     stream = TokenStream()
     parts = list(EchoedPrompt(np.arange(20_000, dtype=np.int32), "x" * 100_000).head())
@@ -190,21 +190,21 @@ async def test_of_much_a_part_is_taken_at_a_time() -> None:
     events: list[StreamEvent] = [*parts, *pieces]
     for event in events:
         stream.push(event)
-    news = 0
+    updates = 0
     taken: list[StreamEvent] = []
 
-    def on_news() -> None:
-        nonlocal news
-        news += 1
+    def on_update() -> None:
+        nonlocal updates
+        updates += 1
         batch = stream.take_due()
         assert len(batch) < 300
         assert sum(isinstance(event, PromptPiece) for event in batch) <= 2, "a whole one and a rest"
         taken.extend(batch)
 
-    stream.attach(on_news)
+    stream.attach(on_update)
     stream.close()
     stream.wake()
-    assert news == 1
+    assert updates == 1
     for _ in range(len(parts) + len(pieces)):
         await asyncio.sleep(0)
     assert stream.is_drained

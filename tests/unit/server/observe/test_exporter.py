@@ -22,10 +22,10 @@ from penstock.server.observe.frames import (
 )
 from support.observer_line import ObserverLine
 from support.patience import PATIENCE_S
-from support.reports import beat, front_view
+from support.reports import front_view, heartbeat
 
 HELLO = Hello(front_id=3, pid=42)
-BEATS = [beat(3, num_records=number) for number in (1, 2)]
+HEARTBEATS = [heartbeat(3, num_records=number) for number in (1, 2)]
 
 
 class FakeObserver:
@@ -45,7 +45,7 @@ class FakeObserver:
         return self.peers[-1]
 
     async def greeted(self) -> Peer:
-        """Accept a connection of the front, and read its first frame."""
+        """Accept a connection of the front, and read the Hello frame."""
         peer = await self.accept()
         assert await peer.next() == HELLO
         return peer
@@ -115,19 +115,19 @@ async def test_records_arrive_in_order_and_together(path: Path, observer: FakeOb
         assert box.dropped == {FULL: 0, NO_OBSERVER: 0}
 
 
-async def test_an_observer_that_is_not_up_yet_finds_what_was_sent_before(
+async def test_records_sent_before_the_observer_starts_are_delivered(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path) as box:
         assert box.offer(b"early")
-        box.send_heartbeat(BEATS[0])
-        box.send_heartbeat(BEATS[1])
+        box.send_heartbeat(HEARTBEATS[0])
+        box.send_heartbeat(HEARTBEATS[1])
         peer = await observer.greeted()
-        assert await peer.next() == BEATS[1], "of two states the newest"
+        assert await peer.next() == HEARTBEATS[1], "of two states the newest"
         assert await peer.records(1) == [b"early"]
 
 
-async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
+async def test_records_for_an_observer_that_does_not_read_are_dropped_and_counted(
     path: Path, observer: FakeObserver
 ) -> None:
     payload = b"x" * 1000
@@ -220,10 +220,10 @@ async def test_the_final_messages_are_sent_before_it_disconnects(
     async with exporter(path) as box:
         peer = await observer.accept()
         box.offer(b"last")
-        box.send_heartbeat(BEATS[0])
+        box.send_heartbeat(HEARTBEATS[0])
         await box.close(PATIENCE_S)
     assert await peer.next() == HELLO
-    assert await peer.next() == BEATS[0]
+    assert await peer.next() == HEARTBEATS[0]
     assert await peer.records(1) == [b"last"]
     assert not box.offer(b"too late")
 
@@ -246,7 +246,7 @@ async def test_closing_waits_no_longer_than_its_limit_for_a_blocked_reader(
     assert len(whole) == 30 - num_lost
 
 
-async def test_thousands_of_live_requests_leave_room_for_others(
+async def test_thousands_of_live_requests_do_not_block_the_event_loop(
     path: Path, observer: FakeObserver
 ) -> None:
     made: list[int] = []

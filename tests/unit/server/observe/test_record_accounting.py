@@ -35,7 +35,9 @@ def test_unknown_times_stay_unknown() -> None:
 
 
 @given(RECORDS, st.data())
-def test_a_part_of_a_record_is_none(record: RequestRecord, data: st.DataObject) -> None:
+def test_a_truncated_or_extended_record_is_rejected(
+    record: RequestRecord, data: st.DataObject
+) -> None:
     whole = encode_record(record)
     for broken in (whole[: data.draw(st.integers(0, len(whole) - 1))], whole + whole[:1]):
         with pytest.raises(ValueError, match="no record"):

@@ -77,7 +77,7 @@ def test_a_later_version_is_read_as_far_as_it_is_known(value: str) -> None:
 
 
 @given(st.text() | st.binary(), st.text() | st.binary())
-def test_nothing_makes_it_raise(value: str | bytes, state: str | bytes) -> None:
+def test_parsing_never_raises(value: str | bytes, state: str | bytes) -> None:
     parse_traceparent(value, state)
     parent = parse_traceparent(GOOD, state)
     assert parent is not None
@@ -130,7 +130,7 @@ def test_zero_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(trace.span_id)
 
 
-def test_a_fork_draws_its_own() -> None:
+def test_a_forked_process_draws_other_ids() -> None:
     ids = TraceIds()
     ids.new_trace_id()
     reader, writer = os.pipe()

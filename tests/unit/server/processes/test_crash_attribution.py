@@ -39,7 +39,7 @@ def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
 
 
 def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
-    """Return the keys of the requests that run on trial after these deaths, and of those found
+    """Return the keys of the requests that run on probation after these deaths, and of those found
     responsible.
     """
     autopsy = CrashAttribution(Clock())
@@ -69,7 +69,7 @@ def test_the_cause_of_a_death(code: int, was_hung: bool, expected: bool) -> None
     assert is_own_failure(code, was_hung=was_hung) is expected
 
 
-def test_all_running_requests_of_a_broken_engine_are_put_on_trial() -> None:
+def test_all_running_requests_of_a_broken_engine_get_probation() -> None:
     assert judged(own(1, 2, 3)) == ({1, 2, 3}, set())
 
 
@@ -78,12 +78,12 @@ def test_a_kill_from_outside_counts_from_the_second_on() -> None:
     assert judged(from_outside(1, 2), from_outside(2, 3)) == ({2}, set())
 
 
-def test_a_request_on_trial_when_it_breaks_down_again_is_the_poison() -> None:
+def test_a_request_on_probation_during_another_death_is_responsible() -> None:
     # Others ran next to it: they are tried next.
     assert judged(own(1, 2), own(2, 7, on_trial=(2,))) == ({1, 7}, {2})
 
 
-def test_a_hanging_engine_convicts_requests_hit_on_trial_twice_or_alone() -> None:
+def test_a_hang_is_attributed_to_requests_hit_twice_on_probation_or_alone() -> None:
     in_company = replace(own(2, 7, on_trial=(2,)), was_hung=True)
     assert judged(own(1, 2), in_company) == ({1, 2, 7}, set())
     assert judged(own(1, 2), in_company, in_company) == ({1, 7}, {2})
@@ -92,20 +92,20 @@ def test_a_hanging_engine_convicts_requests_hit_on_trial_twice_or_alone() -> Non
     assert judged(alone, alone) == (set(), {2})
 
 
-def test_all_outputs_of_a_request_on_trial_stand_and_fall_together() -> None:
+def test_all_outputs_of_a_request_on_probation_are_attributed_together() -> None:
     assert judged(own(1, 2, 3), own(2, on_trial=(2, 3))) == ({1}, {2, 3})
 
 
-def test_a_request_on_trial_but_not_running_is_not_the_cause() -> None:
+def test_a_request_on_probation_that_does_not_run_is_not_responsible() -> None:
     assert judged(own(1, 2), own(8, on_trial=(2,))) == ({1, 2, 8}, set())
 
 
-def test_the_only_one_in_hand_twice_is_the_poison() -> None:
+def test_the_only_running_request_of_two_deaths_is_responsible() -> None:
     assert judged(own(4), own(4)) == (set(), {4})
     assert judged(own(4)) == ({4}, set())
 
 
-def test_kills_from_outside_convict_only_requests_hit_on_trial_twice() -> None:
+def test_external_kills_are_attributed_only_to_requests_hit_twice_on_probation() -> None:
     # An operator that kills an engine repeatedly makes no request fail.
     assert judged(*[from_outside(4)] * 6) == ({4}, set())
     once = (from_outside(4), from_outside(4), from_outside(4, on_trial=(4,)))
@@ -113,7 +113,7 @@ def test_kills_from_outside_convict_only_requests_hit_on_trial_twice() -> None:
     assert judged(*once, from_outside(4, on_trial=(4,))) == (set(), {4})
 
 
-def test_a_suspect_that_is_found_again_has_a_longer_trial() -> None:
+def test_a_request_suspected_again_has_a_longer_probation() -> None:
     autopsy, numbers = CrashAttribution(Clock()), []
     for _ in range(4):
         autopsy.note(own(1, 2))

@@ -89,7 +89,7 @@ def spawning(pid: int, table: Table) -> Callable[[], Awaitable[Child]]:
     return spawn
 
 
-async def test_own_children_stay_and_the_adopted_end(table: Table) -> None:
+async def test_own_children_are_kept_and_adopted_processes_are_ended(table: Table) -> None:
     harness = adopting()
     await harness.start(spawning(10, table))
     table.add(20, 21)
@@ -108,7 +108,7 @@ async def test_an_ended_child_of_ours_is_left_to_its_waiter(table: Table) -> Non
     assert table.reaped == []
 
 
-async def test_what_orphans_leave_in_turn_ends_too(table: Table) -> None:
+async def test_children_of_orphans_are_ended_too(table: Table) -> None:
     harness = adopting()
 
     def kills(pid: int, number: signal.Signals) -> bool:
@@ -146,7 +146,7 @@ async def test_a_child_that_is_being_started_is_no_orphan(table: Table) -> None:
     assert table.signals == []
 
 
-async def test_the_stubborn_are_killed_after_the_grace(
+async def test_processes_that_ignore_sigterm_are_killed_after_the_grace_time(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphans, "GRACE_S", 0.02)
@@ -161,7 +161,7 @@ async def test_the_stubborn_are_killed_after_the_grace(
     ]
 
 
-async def test_what_does_not_end_at_all_is_reported_and_waited_for_no_longer(
+async def test_processes_that_do_not_end_are_reported_and_not_waited_for(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(orphans, "GRACE_S", 0.01)
@@ -175,7 +175,7 @@ async def test_what_does_not_end_at_all_is_reported_and_waited_for_no_longer(
 
 
 @pytest.mark.parametrize("reason", ["first of a container", "children from before"])
-async def test_where_others_may_be_adopted_too_only_the_marked_end(
+async def test_if_other_processes_may_be_adopted_only_marked_ones_are_ended(
     table: Table, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     if reason == "first of a container":
@@ -192,7 +192,7 @@ async def test_where_others_may_be_adopted_too_only_the_marked_end(
     assert sorted(table.reaped) == [21, 22]
 
 
-async def test_the_ended_are_reaped_whenever_one_ends(table: Table) -> None:
+async def test_ended_processes_are_reaped_whenever_one_ends(table: Table) -> None:
     harness = adopting()
     await harness.start(spawning(10, table))
     table.add(20, has_ended=True)

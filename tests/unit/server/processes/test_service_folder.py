@@ -31,24 +31,24 @@ def folder_of(parent: Path, name: str, *, age_s: float = 2 * MIN_AGE_S) -> Path:
     return folder
 
 
-def test_a_dead_services_folder_goes(parent: Path) -> None:
+def test_the_folder_of_a_dead_service_is_removed(parent: Path) -> None:
     dead = folder_of(parent, "penstock-abcd_123")
     assert remove_leftovers(parent) == 1
     assert not dead.exists()
 
 
 @pytest.mark.parametrize("name", ["penstock-flight-0", "penstock-short", "other-abcd1234"])
-def test_other_names_stay(parent: Path, name: str) -> None:
+def test_folders_of_other_names_are_kept(parent: Path, name: str) -> None:
     folder_of(parent, name)
     assert remove_leftovers(parent) == 0
 
 
-def test_one_that_may_be_about_to_listen_stays(parent: Path) -> None:
+def test_a_folder_of_a_starting_service_is_kept(parent: Path) -> None:
     folder_of(parent, "penstock-abcd_123", age_s=0.0)
     assert remove_leftovers(parent) == 0
 
 
-def test_what_has_no_socket_or_is_a_link_stays(parent: Path) -> None:
+def test_folders_without_a_socket_and_links_are_kept(parent: Path) -> None:
     real = folder_of(parent, "elsewhere")
     (parent / "penstock-abcd_123").symlink_to(real)
     empty = parent / "penstock-abcd_124"
@@ -57,7 +57,7 @@ def test_what_has_no_socket_or_is_a_link_stays(parent: Path) -> None:
     assert remove_leftovers(parent) == 0
 
 
-def test_a_service_that_lives_stays_however_busy(parent: Path) -> None:
+def test_the_folder_of_a_live_service_is_kept_even_if_it_is_busy(parent: Path) -> None:
     folder = folder_of(parent, "penstock-abcd_123")
     (folder / SOCKET_NAME).unlink()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""Limits of calls of gRPC's own services, on a connection that the test controls."""
+"""Limits of health and reflection calls, on a connection that the test controls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIST_SERVICES = b"\x3a\x00"
 
 
 class Wire:
-    """A call context that returns its messages, then nothing more. A write to it blocks forever."""
+    """A call context whose reads return `messages`, then block forever, as does each write."""
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)
@@ -104,7 +104,7 @@ class Played:
 
 
 @pytest.mark.parametrize(("path", "data"), [(WATCH, b""), (REFLECTION, LIST_SERVICES)])
-async def test_a_reader_that_stalls_is_let_go(path: str, data: bytes) -> None:
+async def test_a_call_whose_reader_stalls_is_ended(path: str, data: bytes) -> None:
     wire = Wire(data)
     with pytest.raises(asyncio.CancelledError):
         await Played(max_stall_s=0.01).call(path, wire)
@@ -119,14 +119,14 @@ async def test_a_first_message_that_does_not_come_ends_the_call(path: str) -> No
     assert wire.codes == [grpc.StatusCode.DEADLINE_EXCEEDED]
 
 
-async def test_a_question_about_health_is_short() -> None:
+async def test_a_long_health_check_request_is_rejected() -> None:
     wire = Wire(b"\x0a\x80\x40" + b"x" * 8192)
     with pytest.raises(grpc.aio.AbortError):
         await Played().call(CHECK, wire)
     assert wire.codes == [grpc.StatusCode.INVALID_ARGUMENT]
 
 
-async def test_unauthenticated_calls_take_no_place_of_others() -> None:
+async def test_unauthenticated_calls_of_one_service_use_no_slots_of_another() -> None:
     played = Played(max_calls=1)
     first = Wire(b"")
     watch = asyncio.create_task(played.call(WATCH, first))

@@ -1,4 +1,4 @@
-"""How a call ends and what its record has: gRPC errors for exceptions, outcomes, options."""
+"""How a call ends and what its record contains: gRPC errors for exceptions, outcomes, options."""
 
 from __future__ import annotations
 
@@ -245,12 +245,12 @@ def test_every_option_is_passed() -> None:
     )
 
 
-def test_what_was_not_asked_for_is_distinguished_from_zero() -> None:
+def test_unset_options_are_distinguished_from_zero() -> None:
     assert reported(pb.GenerateRequest()).options == RequestOptions()
     asked = RequestOptions(num_outputs=0, max_tokens=0, temperature=0.0, top_k=0, seed=0)
     assert reported(ZEROS).options == asked
 
 
 @pytest.mark.parametrize(("name", "model"), [(None, "tiny"), ("alias", "tiny"), ("canary", "")])
-def test_only_a_model_of_ours_is_named(name: str | None, model: str) -> None:
+def test_only_the_name_of_a_served_model_is_recorded(name: str | None, model: str) -> None:
     assert reported(pb.GenerateRequest(model=name)).model == model

@@ -115,7 +115,7 @@ NOTHING: list[tuple[Edit, str, str]] = [
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), NOTHING)
-def test_what_describes_no_text_is_rejected(edit: Edit, path: str, words: str) -> None:
+def test_a_constraint_without_matching_text_is_rejected(edit: Edit, path: str, words: str) -> None:
     assert words in violations(edit)[path]
 
 
@@ -131,7 +131,7 @@ def test_what_describes_no_text_is_rejected(edit: Edit, path: str, words: str) -
         document({f"p{i}": {"$ref": f"#/p{i + 1}"} for i in range(2000)}),
     ],
 )
-def test_references_and_characters_that_lead_somewhere_are_taken(edit: Edit) -> None:
+def test_valid_references_and_characters_are_accepted(edit: Edit) -> None:
     assert not violations(edit)
 
 
@@ -169,7 +169,7 @@ FORMS = [document({}), regex("a"), ebnf('"a"'), choices("a")]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_keeps_a_constraint_from_ending_is_combined_with_it(form: Edit) -> None:
+def test_a_constraint_excludes_ignore_eos_and_min_tokens(form: Edit) -> None:
     assert violations(form, put("stopping", "ignore_eos", True)).keys() == {"stopping.ignore_eos"}
     assert violations(form, put("stopping", "min_tokens", 1)).keys() == {"stopping.min_tokens"}
     assert violations(form, put("stopping", "min_tokens", 0)) == {}
@@ -185,5 +185,5 @@ def test_nothing_that_keeps_a_constraint_from_ending_is_combined_with_it(form: E
         (choices("a", "b\0"), "constraint.choice.choices[1]"),
     ],
 )
-def test_a_constraint_has_no_nul(form: Edit, path: str) -> None:
+def test_a_constraint_with_a_nul_is_rejected(form: Edit, path: str) -> None:
     assert violations(form) == {path: "must not contain the character U+0000"}

@@ -160,7 +160,7 @@ def test_the_name_of_a_session_is_bounded(session_id: str) -> None:
     ("edit", "path"),
     [(put("cache", "session_id", "a"), "cache.session_id"), (retention(), "cache.retention")],
 )
-def test_what_leaves_no_blocks_cannot_ask_to_keep_them(edit: Edit, path: str) -> None:
+def test_prompt_logprobs_exclude_sessions_and_retention(edit: Edit, path: str) -> None:
     message = edited(edit)
     message.output.prompt_logprobs = 0
     with pytest.raises(RequestError) as caught:
@@ -180,7 +180,7 @@ def test_a_retention_priority_above_the_tenants_is_lowered(wanted: int, kept: in
     assert num_lowered_priorities(message, ceilings) == (wanted > kept)
 
 
-def test_an_adapter_is_taken_at_its_own_strength_or_rejected() -> None:
+def test_an_adapter_scale_other_than_one_is_rejected() -> None:
     assert read(edited(adapter("poet", 1.0))) == read(edited(adapter("poet")))
     with rejected(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(adapter("poet", 0.5)))

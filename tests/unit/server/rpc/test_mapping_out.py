@@ -193,7 +193,7 @@ def test_long_prompt_comes_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("num", [0, 1, 51, 52, 10_000])
-def test_records_of_bare_ids_are_what_they_are_one_by_one(num: int) -> None:
+def test_records_of_ids_without_logprobs_equal_single_records(num: int) -> None:
     edges = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 2**31 - 1]
     ids = [*edges, *range(num)][:num]
     pieces = list(EchoedPrompt(np.array(ids, dtype=np.int32), "text").head())
@@ -232,7 +232,7 @@ def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
     assert response.finished.num_preemptions == 4
 
 
-def test_what_has_come_of_a_whole_answer_is_no_objects() -> None:
+def test_the_once_encoder_keeps_no_object_for_each_token() -> None:
     """The garbage collector would visit every object again and again."""
     encoder = OnceEncoder()
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
@@ -291,7 +291,7 @@ def test_states_are_those_of_the_contract(state: RequestState) -> None:
 
 
 @pytest.mark.parametrize(("min_tokens", "num_messages"), [(1, 4), (200, 1)])
-def test_a_message_that_is_wanted_large_is_not_split_again(
+def test_a_message_with_a_minimum_size_is_not_split_again(
     min_tokens: int, num_messages: int
 ) -> None:
     encoder = encoder_for(ChunkLimits(min_tokens=min_tokens), FrontConfig())

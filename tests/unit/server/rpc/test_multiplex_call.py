@@ -151,7 +151,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
         assert not call.task.done()
 
 
-async def test_a_rejected_request_leaves_the_others(text: ModelText) -> None:
+async def test_a_rejected_request_does_not_affect_the_others(text: ModelText) -> None:
     async with played_call(text, FrontConfig(max_live_requests=1)) as call:
         call.wire.send(
             submit(1),
@@ -178,7 +178,7 @@ async def test_a_rejected_request_leaves_the_others(text: ModelText) -> None:
         await call.port.next_key()
 
 
-async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
+async def test_an_unread_request_is_ended_when_the_front_is_full(
     text: ModelText,
 ) -> None:
     now_s = time.monotonic()
@@ -237,7 +237,7 @@ async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) ->
         assert not call.task.done()
 
 
-async def test_cancel_in_the_same_breath_as_the_submit(text: ModelText) -> None:
+async def test_cancel_sent_together_with_the_submit(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1, edit=lambda m: setattr(m.sampling, "num_outputs", 2)), cancel(1))
         await call.settle()

@@ -297,7 +297,7 @@ async def test_a_client_that_does_not_read_rejections_is_not_read_either(text: M
         assert [event.key for event in call.wire.events()] == list(range(num_commands))
 
 
-async def test_a_fault_of_ours_ends_one_request_alone(
+async def test_an_internal_error_ends_only_one_request(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with played_call(text) as call:

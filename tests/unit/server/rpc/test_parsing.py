@@ -64,7 +64,7 @@ def padded(num_fields: int, field: bytes = FIELD, num_messages: int = 1) -> Gene
     return GenerateRequest.FromString(message.SerializeToString() + field * num_fields)
 
 
-def test_a_few_are_counted_at_any_depth() -> None:
+def test_a_few_unknown_fields_are_counted_at_any_depth() -> None:
     message = padded(3)
     message.chat_prompt.messages[0].MergeFromString(FIELD * 4)
     assert num_unknown_fields(message) == 7
@@ -83,7 +83,7 @@ def test_token_ids_are_not_written_out_to_count_what_is_unknown() -> None:
     assert num_unknown_fields(submit) == 0
 
 
-def test_nothing_is_walked_where_all_is_known(num_listed: list[int]) -> None:
+def test_a_message_without_unknown_fields_is_not_searched(num_listed: list[int]) -> None:
     assert num_unknown_fields(padded(0, num_messages=10_000)) == 0
     assert num_listed == []
 
@@ -91,7 +91,9 @@ def test_nothing_is_walked_where_all_is_known(num_listed: list[int]) -> None:
 @pytest.mark.parametrize(
     "num_fields", [MAX_UNKNOWN_FIELDS + 1, MAX_UNKNOWN_BYTES // len(FIELD) + 1, 1_390_000]
 )
-def test_too_many_are_rejected_and_not_even_listed(num_listed: list[int], num_fields: int) -> None:
+def test_too_many_unknown_fields_are_rejected_without_being_listed(
+    num_listed: list[int], num_fields: int
+) -> None:
     message = padded(num_fields)
     assert message.ByteSize() < MAX_MESSAGE_BYTES
     with pytest.raises(RequestError) as caught:

@@ -261,7 +261,7 @@ def test_a_deadline_is_returned_as_it_was_given_and_below_what_misses_it(
     assert (metadata["deadline_ms"], metadata["estimate_ms"]) == reported
 
 
-def test_what_has_no_end_is_not_reported() -> None:
+def test_infinite_estimates_are_not_reported() -> None:
     end = Failed(
         key=1,
         at_s=0.0,

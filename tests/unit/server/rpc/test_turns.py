@@ -12,7 +12,7 @@ from penstock.server.rpc.generation_service import LoopYielder
 from penstock.server.rpc.large_messages import LargeMessageQueue
 
 
-async def test_the_loop_turns_between_batches_that_are_short_each(
+async def test_the_event_loop_runs_between_short_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count(0.0, 0.0005)
@@ -35,7 +35,7 @@ NUM_ITERATIONS = 20
 
 
 class Harness:
-    """Turns, and a clock that advances while a message is handled."""
+    """A queue of large messages, and a clock that advances while a message is handled."""
 
     def __init__(self, message_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -64,7 +64,7 @@ async def test_callers_take_turns() -> None:
     assert harness.handled == ["a", "b", "c", "a", "b", "a"]
 
 
-async def test_after_a_message_the_loop_has_time_for_all_else() -> None:
+async def test_the_next_large_message_waits_as_long_as_the_last_one_took() -> None:
     harness = Harness(message_s=3600.0)
     tasks = harness.send("a", "b")
     await iterate()
@@ -73,7 +73,7 @@ async def test_after_a_message_the_loop_has_time_for_all_else() -> None:
     tasks[1].cancel()
 
 
-async def test_a_waiter_that_leaves_takes_no_turn() -> None:
+async def test_a_cancelled_waiter_takes_no_turn() -> None:
     harness = Harness()
     first, gone, last = harness.send("a", "a", "b")
     await asyncio.sleep(0)

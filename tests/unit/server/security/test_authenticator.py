@@ -179,7 +179,7 @@ def test_web_tokens_of_each_kind(harness: Harness, algorithm: str) -> None:
         {"sub": "acme\x1f"},
     ],
 )
-def test_claims_that_do_not_hold(harness: Harness, claims: dict[str, Any]) -> None:
+def test_invalid_claims_are_rejected(harness: Harness, claims: dict[str, Any]) -> None:
     try:
         token = harness.token(**claims)
     except TypeError:
@@ -202,7 +202,7 @@ def test_a_web_token_is_not_remembered_beyond_its_end(harness: Harness) -> None:
     assert harness.is_unknown(token)
 
 
-def test_signatures_that_prove_nothing(harness: Harness, tmp_path: Path) -> None:
+def test_invalid_signatures_are_rejected(harness: Harness, tmp_path: Path) -> None:
     good = harness.token()
     head, body, signature = good.split(".")
     (tmp_path / "else").mkdir()
@@ -227,7 +227,7 @@ def test_signatures_that_prove_nothing(harness: Harness, tmp_path: Path) -> None
     assert harness.tenant(good) == "acme"
 
 
-def test_a_tenant_that_is_not_listed_is_known_and_may_nothing(harness: Harness) -> None:
+def test_a_tenant_that_is_not_listed_is_authenticated_but_not_authorised(harness: Harness) -> None:
     with pytest.raises(NotListed):
         harness.tenant(harness.token(sub="stranger"))
 
@@ -237,11 +237,13 @@ def test_unlisted_tenants_may_be_admitted(tmp_path: Path) -> None:
     assert harness.tenant(harness.token(sub="stranger")) == "stranger"
 
 
-def test_what_is_remembered_is_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_verified_tokens_is_bounded(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(web_tokens, "MAX_REMEMBERED", 3)
     tokens = [harness.token(jti=str(number)) for number in range(5)]
     assert {harness.tenant(token) for token in tokens} == {"acme"}
-    known = harness.authenticator._judge._web_tokens
+    known = harness.authenticator._index._web_tokens
     assert known is not None
     assert len(known._good) == 3
     assert {harness.tenant(token) for token in tokens} == {"acme"}
@@ -311,7 +313,7 @@ def test_a_policy_waits_for_its_key_set(harness: Harness) -> None:
         ),
     ],
 )
-def test_key_sets_that_are_none(tmp_path: Path, jwks: str, wanted: str) -> None:
+def test_invalid_key_sets_are_rejected(tmp_path: Path, jwks: str, wanted: str) -> None:
     TokenIssuer(tmp_path).jwks_file.write_text(jwks)
     (tmp_path / "policy.toml").write_text(POLICY + JWT)
     with pytest.raises(ValueError, match=wanted) as caught:

@@ -38,7 +38,7 @@ def premises(tmp_path: Path) -> Premises:
         ("no-such-host.invalid", False),
     ],
 )
-def test_what_only_this_machine_reaches(host: str, is_local: bool) -> None:
+def test_loopback_hosts_are_recognised(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local
 
 

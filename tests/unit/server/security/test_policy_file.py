@@ -1,4 +1,4 @@
-"""A policy and its key set are judged alike in every process that reads them."""
+"""All processes that read a policy and its key set accept or reject them alike."""
 
 from __future__ import annotations
 

@@ -80,13 +80,13 @@ def kept(
     return [message for message in encoded if message is not None], num_dropped
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_a_conversation_that_fits_is_not_cut() -> None:
     conversation = turns(5, 5, 5, lead=5)
     assert kept(conversation, BASE + 15 + 3 * 10) == (conversation, 0)
     assert kept(conversation, BASE + 15 + 3 * 10 - 1)[1] > 0
 
 
-def test_the_lead_and_the_last_turn_stay_and_a_question_comes_first() -> None:
+def test_the_system_message_and_the_last_turn_are_kept_and_a_user_message_follows() -> None:
     conversation = turns(5, 5, 5, 5, 5, lead=5)
     left, num_dropped = kept(conversation, 50)
     assert left == [conversation[0], *conversation[1 + num_dropped :]]
@@ -101,7 +101,7 @@ def test_a_window_that_is_too_small_is_rejected_with_what_is_needed() -> None:
         kept(conversation, BASE + 15 + 9)
 
 
-def test_a_conversation_of_a_lead_alone_is_taken_or_rejected() -> None:
+def test_a_conversation_of_only_a_system_message_is_accepted_or_rejected() -> None:
     lead = turns(lead=5)
     assert kept(lead, BASE + 15) == (lead, 0)
     with pytest.raises(WindowTooSmall):
@@ -165,9 +165,7 @@ def cut_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> in
     turns=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60),
     room=st.integers(-5, 120),
 )
-def test_a_cut_falls_where_looking_at_everything_finds_it(
-    turns: list[tuple[int, bool]], room: int
-) -> None:
+def test_a_cut_equals_that_of_a_full_search(turns: list[tuple[int, bool]], room: int) -> None:
     sums = [0, *accumulate(cost for cost, _ in turns)]
     may_start = [may for _, may in turns]
     assert cut(sums, may_start, room) == cut_naively(sums, may_start, room)

@@ -1,4 +1,4 @@
-"""The included model in the text layer."""
+"""Tokenisation and chat rendering with the included model."""
 
 from __future__ import annotations
 

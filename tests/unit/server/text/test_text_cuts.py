@@ -73,7 +73,7 @@ def test_a_long_text_is_cut_into_slices_of_a_size(name: str) -> None:
     assert "".join(slices) == text
 
 
-def test_a_text_without_a_safe_place_stays_whole() -> None:
+def test_a_text_without_a_safe_split_point_is_not_split() -> None:
     text = "x1" * 100_000
     assert list(TextCuts(without_odd_tokens()).slices(text)) == [text]
 
@@ -81,7 +81,7 @@ def test_a_text_without_a_safe_place_stays_whole() -> None:
 @pytest.mark.parametrize(
     "make", [byte_fallback, word_piece, whole_words, lambda: split_by(LLAMA_3 + r"|\p{L}+ x")]
 )
-def test_a_tokenizer_that_is_not_known_cuts_nothing(make: Callable[[], Tokenizer]) -> None:
+def test_text_of_an_unsupported_tokenizer_is_not_split(make: Callable[[], Tokenizer]) -> None:
     text = "the gentle rain " * 20_000
     assert list(TextCuts(make()).slices(text)) == [text]
 
@@ -90,7 +90,7 @@ def test_a_tokenizer_that_is_not_known_cuts_nothing(make: Callable[[], Tokenizer
     "token",
     [AddedToken("a b"), AddedToken("<x>", rstrip=True), AddedToken("<x>", single_word=True)],
 )
-def test_tokens_that_reach_over_a_cut_forbid_all(token: AddedToken) -> None:
+def test_added_tokens_that_may_span_a_cut_disable_splitting(token: AddedToken) -> None:
     tokenizer = split_by(LLAMA_3)
     text = "the gentle rain " * 20_000
     assert len(list(TextCuts(tokenizer).slices(text))) > 1

@@ -68,7 +68,7 @@ def test_control_tokens_in_text_are_ordinary_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_a_broken_spelling_changes_nothing_else(tokenizer: Tokenizer) -> None:
+def test_a_control_token_in_text_does_not_change_the_text_around_it(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the gentle rain <s> from heaven").tolist()
     before = byte_level().encode("the gentle rain").ids
     after = byte_level().encode(" from heaven", add_special_tokens=False).ids
@@ -132,7 +132,9 @@ def test_content_and_role_cannot_forge_a_turn(tokenizer: Tokenizer) -> None:
             assert np.count_nonzero(chat.ids == token_id) == np.count_nonzero(expected == token_id)
 
 
-def test_marks_that_are_not_special_stay_in_the_models_own_answers(tokenizer: Tokenizer) -> None:
+def test_non_special_added_tokens_are_encoded_in_assistant_messages_only(
+    tokenizer: Tokenizer,
+) -> None:
     think = byte_level().token_to_id("<think>")
     answer = encode_chat(tokenizer, [user("<think>", "assistant")], add_generation_prompt=False)
     question = encode_chat(tokenizer, [user("<think>")], add_generation_prompt=False)
@@ -140,7 +142,7 @@ def test_marks_that_are_not_special_stay_in_the_models_own_answers(tokenizer: To
     assert np.count_nonzero(question.ids == think) == 0
 
 
-def test_the_mark_itself_cannot_be_used(tokenizer: Tokenizer) -> None:
+def test_text_with_the_reserved_character_is_rejected(tokenizer: Tokenizer) -> None:
     with pytest.raises(ControlTokenError, match="FDD0"):
         tokenizer.encode(f"<{MARK}s> <s>")
     with pytest.raises(ControlTokenError, match="FDD0"):

@@ -167,7 +167,7 @@ async def test_nothing_waits_for_threads_that_have_ended(pool: TokenizerPool) ->
     await blocker
 
 
-async def test_only_large_texts_give_way_to_the_event_loop(pool: TokenizerPool) -> None:
+async def test_only_large_texts_run_at_a_lower_thread_priority(pool: TokenizerPool) -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 

@@ -114,7 +114,7 @@ def test_the_least_loaded_is_notified_of_ends_when_they_happen() -> None:
     assert blind.total.recorder.table.seconds("first_token_s").tolist() == [1, 1, 6, 4.5]
 
 
-def test_a_stale_signal_sends_by_what_was() -> None:
+def test_a_delayed_signal_routes_by_earlier_loads() -> None:
     trace = [asks(0.0, 9), asks(0.5, 1), asks(1.0, 1), asks(1.6, 1)]
 
     stale = simulate_cluster(trace, cluster(RouterKind.LEAST_LOADED, delay_s=1.0))
@@ -191,6 +191,6 @@ def test_a_report_has_the_whole_and_every_replica(tmp_path: Path) -> None:
     assert "<h2>Replicas</h2>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_no_replica_is_no_cluster() -> None:
+def test_a_cluster_needs_a_replica() -> None:
     with pytest.raises(ValueError, match="num_replicas"):
         ClusterConfig(replica=SLOW, num_replicas=0)

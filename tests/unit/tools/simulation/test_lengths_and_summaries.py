@@ -54,7 +54,7 @@ def test_outputs_end_by_themselves_below_the_limit_alone(
 def test_the_scheduler_knows_lengths_or_learns_them(
     max_tokens: int | None, most_expired: int
 ) -> None:
-    """Overload with deadlines for whole outputs: few start that will be late.
+    """Under overload, few requests are admitted that then miss the deadline of their output.
 
     Nothing is learned before sixteen outputs have ended.
     """

@@ -20,7 +20,7 @@ from penstock.tools.simulation.routing import (
 def asks(
     *prefix_ids: int, arrival_s: float = 0.0, tenant: str = "", num_prompt_tokens: int = 0
 ) -> TraceRequest:
-    """Return a request whose prompt consists of blocks of four tokens."""
+    """Return a request whose prompt has a block of four tokens for each of `prefix_ids`."""
     return TraceRequest(
         arrival_s=arrival_s,
         num_prompt_tokens=num_prompt_tokens or max(1, 4 * len(prefix_ids)),
@@ -151,7 +151,7 @@ def test_loads_are_exact_without_a_delay() -> None:
     assert account.loads(2.5) == (0, 0)
 
 
-def test_a_delayed_signal_knows_neither_what_came_nor_what_ended() -> None:
+def test_a_delayed_signal_shows_arrivals_and_ends_later() -> None:
     account = LoadAccount(1, LoadSignal.REQUESTS, 3.0)
     weight = account.sent(0, asks(arrival_s=1.0))
     account.ended(0, weight, 2.0)

@@ -96,7 +96,7 @@ def test_first_steps_and_pauses_are_left_out_and_reported() -> None:
     assert seconds_of(fit.cost, kept).sum() == pytest.approx(honest_s)
 
 
-def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
+def test_superlinear_prefill_does_not_distort_the_cost_of_decodes() -> None:
     """Prefill cost is superlinear here; a small step is still predicted well."""
     prefills = [(num, 0, num) for num in range(128, 2048, 64)]
     decodes = [(0, num, 300 * num) for num in range(1, 33)]
@@ -109,7 +109,7 @@ def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
     assert of_decodes == pytest.approx(0.004 + 1e-4 * np.arange(1, 33), rel=0.15)
 
 
-def test_no_price_is_negative() -> None:
+def test_no_coefficient_is_negative() -> None:
     counts = steps(300, 2)
     # Plain least squares would find that more decode rows are faster.
     seconds = 0.02 + 30e-6 * counts[:, 0] - 40e-6 * counts[:, 1]

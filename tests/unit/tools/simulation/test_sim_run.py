@@ -104,7 +104,7 @@ def test_the_summary_of_three_requests_by_hand() -> None:
     assert summary.served_ratio is None
 
 
-def test_memory_by_hand() -> None:
+def test_memory_samples_equal_values_computed_by_hand() -> None:
     run = simulate(THREE, BASE)
     samples = run.recorder.samples
 

@@ -58,7 +58,7 @@ def test_the_newest_are_kept_and_other_files_too(memory: int, tmp_path: Path) ->
     assert (tmp_path / "mine.bin").exists()
 
 
-def test_what_is_asked_for_often_takes_no_other_s_place(memory: int, tmp_path: Path) -> None:
+def test_many_dumps_on_request_replace_no_other_dumps(memory: int, tmp_path: Path) -> None:
     died = dump(memory, tmp_path, "engine died", port=50051)
     neighbours = dump(memory, tmp_path, "operator", port=50052)
     asked = [dump(memory, tmp_path, "operator", port=50051) for _ in range(MAX_NUM_FILES + 3)]
@@ -66,7 +66,7 @@ def test_what_is_asked_for_often_takes_no_other_s_place(memory: int, tmp_path: P
     assert set(tmp_path.iterdir()) == {died, neighbours, *asked[3:]}
 
 
-def test_all_together_are_bounded_too(memory: int, tmp_path: Path) -> None:
+def test_the_total_number_of_dumps_is_bounded(memory: int, tmp_path: Path) -> None:
     paths = [
         dump(memory, tmp_path, "operator", port=port)
         for port in range(50000, 50000 + MAX_NUM_ALL_FILES + 2)

@@ -37,15 +37,15 @@ def fd() -> Iterator[int]:
 
 
 def append(memory: RingMemory, number: int, num: int = 1) -> None:
-    """Append `num` steps, each with its own number as the value of its fields."""
+    """Append `num` steps, numbered from `number` on: 19 fields are the number, the others are 0."""
     for step in range(number, number + num):
         memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_rows_that_are_added_together_are_the_same_rows(batches: list[int]) -> None:
-    """Also across the end of the ring, which has 64 places for steps, and for more rows than are
+def test_rows_appended_in_batches_equal_rows_appended_singly(batches: list[int]) -> None:
+    """This also holds across the end of the ring, which holds 64 steps, and for more rows than are
     packed at once.
     """
     together, apart = create_memory(64, "test"), create_memory(64, "test")
@@ -69,7 +69,7 @@ def test_rows_that_are_added_together_are_the_same_rows(batches: list[int]) -> N
         os.close(apart)
 
 
-def test_before_an_engine_wrote_there_is_nothing(fd: int) -> None:
+def test_before_the_first_write_a_reader_finds_no_rows(fd: int) -> None:
     reader = FlightReader(fd)
 
     assert reader.facts is None
@@ -140,7 +140,7 @@ def test_an_engine_that_starts_over_is_followed(fd: int) -> None:
     assert reader.recording().events.tolist() == []
 
 
-def test_an_engine_that_died_while_it_began_is_none_and_the_next_one_is(fd: int) -> None:
+def test_a_recording_whose_start_was_interrupted_is_ignored_and_the_next_is_read(fd: int) -> None:
     RingMemory(fd, make_facts(epoch=1))
     os.pwrite(fd, (3).to_bytes(8, "little"), GENERATION_OFFSET)
     reader = FlightReader(fd)
@@ -218,7 +218,7 @@ def test_a_writer_in_another_process_is_read_while_it_runs_and_after_it_was_kill
     assert len(left.steps) == 63
 
 
-def test_what_is_no_recording_is_rejected(tmp_path: Path) -> None:
+def test_data_that_is_no_recording_is_rejected(tmp_path: Path) -> None:
     data = _copy()
     cases = {
         b"": "is not a flight recording",
@@ -265,14 +265,14 @@ def test_a_damaged_header_gives_an_error_or_rows_but_nothing_else(offset: int, v
 
 
 @pytest.mark.parametrize("offset", [TOTALS_OFFSET, FIRST_OFFSET])
-def test_counts_out_of_this_world_are_rejected(offset: int) -> None:
+def test_impossibly_large_counts_are_rejected(offset: int) -> None:
     data = bytearray(_DATA)
     data[offset : offset + 8] = (2**64 - 1).to_bytes(8, "little")
     with pytest.raises(FlightError, match="counts"):
         FlightReader(bytes(data)).recording()
 
 
-def test_a_writer_lets_go_of_its_memory(fd: int) -> None:
+def test_a_writer_can_be_closed_twice_and_its_memory_still_read(fd: int) -> None:
     writer = FlightWriter(fd, make_facts())
     writer.close()
     writer.close()
@@ -280,6 +280,6 @@ def test_a_writer_lets_go_of_its_memory(fd: int) -> None:
 
 
 @pytest.mark.parametrize("num_steps", [0, 63, 100, 1 << 25])
-def test_a_memory_of_no_such_size_is_rejected(num_steps: int) -> None:
+def test_a_memory_of_an_invalid_size_is_rejected(num_steps: int) -> None:
     with pytest.raises(FlightError, match="power of two"):
         create_memory(num_steps, "test")

@@ -156,7 +156,7 @@ def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
 
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
-def test_events_show_each_life_in_its_slot(depth: int, seed: int) -> None:
+def test_events_show_each_residency_with_its_slot(depth: int, seed: int) -> None:
     flown = play(Flown(depth=depth, num_steps=4096), seed)
     flown.finish()
 
@@ -253,12 +253,12 @@ def test_values_that_no_row_can_hold_are_cut() -> None:
     assert bytes(row["request_id"]) == ("ü" * 32).encode()
 
 
-def test_facts_that_do_not_fit_are_rejected() -> None:
+def test_attributes_that_exceed_the_header_are_rejected() -> None:
     with pytest.raises(FlightError, match="facts"):
         FlightWriter(create_memory(64, "t"), make_facts(executor="x" * 5000))
 
 
-def test_an_engine_that_paces_itself() -> None:
+def test_a_self_paced_engine_is_recorded() -> None:
     clock = FakeClock()
     clock.now_s = 10.0
     engine, executor = make_self_paced(clock=clock)
@@ -305,7 +305,7 @@ def test_an_engine_that_paces_itself() -> None:
     engine.close()
 
 
-def test_with_a_recorder_next_to_it(tmp_path: Path) -> None:
+def test_the_flight_writer_works_together_with_a_recorder(tmp_path: Path) -> None:
     clock = VirtualClock(5.0)
     executor = make_executor(clock)
     fd = create_memory(64, "t")
@@ -320,10 +320,10 @@ def test_with_a_recorder_next_to_it(tmp_path: Path) -> None:
 
     assert len(FlightReader(fd).recording().steps) == 3
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
-    assert engine.look() == ()
+    assert engine.live_views() == ()
 
 
-def test_a_fault_of_the_recorder_ends_the_recording_alone(
+def test_an_error_of_the_flight_recorder_ends_only_the_recording(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     flown = Flown()

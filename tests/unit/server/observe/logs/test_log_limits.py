@@ -64,7 +64,7 @@ def record(line: int = 1, level: int = logging.ERROR, name: str = "a") -> loggin
     return logging.LogRecord(name, level, "f.py", line, "message", (), None)
 
 
-def test_a_place_has_a_burst_and_then_one_a_second() -> None:
+def test_a_log_statement_has_a_burst_and_then_one_line_a_second() -> None:
     clock = FakeClock()
     limit = RateLimit(clock)
     assert sum(limit.filter(record()) for _ in range(1000)) == BURST
@@ -88,7 +88,7 @@ def test_the_next_line_that_passes_states_how_many_did_not() -> None:
 
 
 @pytest.mark.parametrize("other", [{"line": 2}, {"name": "b"}])
-def test_places_do_not_take_from_each_other(other: dict[str, Any]) -> None:
+def test_each_log_statement_has_its_own_rate_limit(other: dict[str, Any]) -> None:
     limit = RateLimit(FakeClock())
     for _ in range(BURST + 1):
         limit.filter(record())
@@ -106,7 +106,7 @@ def test_starts_and_ends_are_never_left_out() -> None:
         assert limit.filter(marked)
 
 
-def test_places_that_are_made_up_take_no_memory() -> None:
+def test_the_number_of_rate_limited_log_statements_is_bounded() -> None:
     limit = RateLimit(FakeClock())
     for line in range(3 * MAX_PLACES):
         assert limit.filter(record(line))

@@ -19,7 +19,7 @@ def figures(table: HistogramTable) -> dict[str, float]:
     return {s.labels.get("le", s.name.rpartition("_")[2]): s.value for s in family.samples}
 
 
-def test_a_value_on_a_bound_belongs_below_it() -> None:
+def test_a_value_equal_to_a_bound_is_counted_below_it() -> None:
     table = HistogramTable(HISTOGRAM)
 
     table.observe([0.25, 0.5, 0.75, 4.0])
@@ -39,7 +39,7 @@ def test_weights_count_a_value_several_times() -> None:
     }  # fmt: skip
 
 
-def test_what_is_not_finite_is_no_value() -> None:
+def test_values_that_are_not_finite_are_ignored() -> None:
     table = HistogramTable(HISTOGRAM)
 
     table.observe([float("nan"), float("inf"), 0.25], weights=[5, 5, 1])
@@ -93,7 +93,7 @@ def test_series_without_labels_are_there_from_the_start() -> None:
             assert tables[spec.kind](spec).family((), ()).samples
 
 
-def test_the_catalogue_follows_the_customs_of_prometheus() -> None:
+def test_the_catalogue_follows_the_naming_conventions_of_prometheus() -> None:
     names = [spec.name for spec in CATALOGUE]
     assert len(set(names)) == len(names)
     for spec in CATALOGUE:

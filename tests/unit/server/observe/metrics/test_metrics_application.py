@@ -62,7 +62,9 @@ def app(tmp_path: Path) -> MetricsApplication:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/status.json", "/page.js"])
-def test_all_but_probes_need_the_right_to(app: MetricsApplication, path: str) -> None:
+def test_all_paths_except_probes_require_the_operator_right(
+    app: MetricsApplication, path: str
+) -> None:
     for authorization, status in (
         (None, HTTPStatus.UNAUTHORIZED),
         ("Bearer wrong", HTTPStatus.UNAUTHORIZED),
@@ -92,7 +94,7 @@ def test_the_keys_are_those_of_the_snapshot() -> None:
     assert reported["requests_problem"] == ""
 
 
-def test_what_is_no_number_is_null() -> None:
+def test_numbers_that_are_not_finite_are_null() -> None:
     reported = json.loads(
         status_json(snapshot(mean_step_s=math.nan), (request_view(time_to_deadline_s=math.inf),))
     )
@@ -101,7 +103,7 @@ def test_what_is_no_number_is_null() -> None:
     assert reported["requests"][0]["time_to_deadline_s"] is None
 
 
-def test_it_is_safe_within_markup_and_bounded() -> None:
+def test_the_status_json_is_safe_within_markup_and_bounded() -> None:
     views = tuple(request_view(request_id="</script>ü\u2028") for _ in range(MAX_REQUESTS + 1))
     text = status_json(snapshot(), views)
 
@@ -112,7 +114,7 @@ def test_it_is_safe_within_markup_and_bounded() -> None:
 
 
 class FakeOperations(Operations):
-    """Operations that counts its calls."""
+    """Operations that count the calls of `live_requests`, which raises if `problem` is set."""
 
     def __init__(self) -> None:
         self.num_asked = 0

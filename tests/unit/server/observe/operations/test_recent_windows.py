@@ -56,7 +56,7 @@ def test_what_is_older_than_a_minute_is_forgotten() -> None:
     assert window.percentiles(90.0).num == 0
 
 
-def test_a_slot_is_used_again_without_what_it_held() -> None:
+def test_a_reused_slot_forgets_its_earlier_values() -> None:
     window = DurationWindow()
     window.add(3.0, [1.0] * 7)
     window.add(63.0, [2.0])
@@ -76,7 +76,7 @@ def test_extremes_are_reported_as_the_bounds(value_s: float) -> None:
     assert reported_s == pytest.approx(min(max(value_s, 1e-5), 1e5), rel=0.02)
 
 
-def test_sums_slide() -> None:
+def test_sums_are_over_a_sliding_window() -> None:
     window = SumWindow(2)
     times_s = np.arange(0.0, 30.0, 0.1) + 0.05
     window.add(times_s, np.column_stack((np.ones(300), np.full(300, 5.0))))

@@ -21,7 +21,7 @@ def merged(
     return merge(engine, fronts, model="tiny", now_s=60.0, to_unix_s=lambda at_s: at_s + 1e9)
 
 
-def test_both_sides_of_a_request_meet() -> None:
+def test_views_of_engine_and_front_are_merged() -> None:
     (view,) = merged([live_view(1, deadline_s=65.0)], [front_view([1])])
 
     assert (view.request_id, view.model, view.state, view.phase) == (

@@ -49,7 +49,7 @@ class Fakes:
         await self.answering.wait()
         return (), self.is_whole
 
-    async def look(self, limit_s: float) -> tuple[LiveView, ...]:
+    async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
         self.num_looks += 1
         await self.answering.wait()
         if self.engine_problem is not None:
@@ -118,7 +118,7 @@ def operations_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
     )
 
 
-async def test_however_many_look_the_processes_are_asked_once() -> None:
+async def test_concurrent_queries_of_live_requests_share_one_query_of_the_processes() -> None:
     fakes = Fakes()
     under_test = operations_of(fakes)
     fakes.answering.clear()
@@ -140,7 +140,7 @@ async def test_without_an_engine_the_fronts_are_shown_and_without_any_that_is_re
         await operations_of(fakes).live_requests()
 
 
-async def test_drain_is_the_supervisor_s_matter() -> None:
+async def test_a_drain_with_a_valid_timeout_is_requested_from_the_supervisor() -> None:
     fakes = Fakes()
     assert await operations_of(fakes).drain(2.5) == 3
     assert fakes.messages == [Drain(timeout_s=2.5)]

@@ -45,7 +45,7 @@ def spec_of(key: int, num_prompt: int, num_output: int, arrival_s: float) -> Req
 
 
 def served(folder: Path, depth: int = 1) -> list[tuple[int, int]]:
-    """Run sixty requests through a recorded engine; return their lengths."""
+    """Run sixty requests through a recorded engine; return their prompt and output lengths."""
     clock = VirtualClock()
     recorder = Recorder(folder, block_size=16)
     executor = make_executor(clock, depth=depth, num_blocks=512)

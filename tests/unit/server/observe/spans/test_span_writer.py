@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.server.observe.request_record import (
     Content,
     RequestOptions,
@@ -21,7 +21,7 @@ from penstock.server.observe.spans.span_writer import MAX_CHILDREN
 from penstock.server.observe.status_codes import is_server_error, status_name
 from support.reports import (
     GENERATE,
-    STAY,
+    RESIDENCY,
     preempted_record,
     rejected_record,
     request_record,
@@ -145,7 +145,7 @@ def test_codes_that_are_none_are_unknown() -> None:
     assert not is_server_error(0)
 
 
-def test_a_rejected_request_used_no_tokens_and_has_no_phases_it_never_had() -> None:
+def test_a_rejected_request_has_no_tokens_and_only_the_phases_it_reached() -> None:
     tree = tree_of(rejected_record(8, "QUEUE_FULL"))
     assert [span.name for span in tree.children] == ["prepare"]
     assert tree.attributes[keys.PROMPT_TOKENS] == 96
@@ -170,7 +170,7 @@ def test_a_rejected_request_used_no_tokens_and_has_no_phases_it_never_had() -> N
         ({"code": 14, "reason": "ENGINE_DOWN"}, "failed"),
     ],
 )
-def test_a_wait_that_led_nowhere_reports_how_it_ended(
+def test_a_wait_that_ended_without_admission_reports_its_outcome(
     changes: dict[str, Any], outcome: str
 ) -> None:
     segments = (
@@ -205,7 +205,7 @@ def test_an_engine_that_died_is_no_preemption() -> None:
         Segment(SegmentKind.QUEUE, 100.0, 100.1),
         Segment(SegmentKind.DECODE, 100.1, 100.5),
         Segment(SegmentKind.QUEUE, 100.5, 101.0),
-        Segment(SegmentKind.DECODE, 101.0, 101.5, stay=STAY),
+        Segment(SegmentKind.DECODE, 101.0, 101.5, residency=RESIDENCY),
         Segment(SegmentKind.QUEUE, 101.5, 102.0),
     )
     tree = tree_of(request_record(segments=segments, num_replays=1, num_preemptions=1))
@@ -236,8 +236,8 @@ def test_the_time_without_an_engine_is_a_separate_wait() -> None:
 
 
 def test_a_residency_that_ended_in_its_prefill_has_its_batch() -> None:
-    stay = Stay(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
-    segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, stay=stay),)
+    residency = Residency(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
+    segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, residency=residency),)
     assert child(tree_of(request_record(segments=segments)), "prefill").attributes == {
         keys.PREFILL_CACHED: 0,
         keys.PREFILL_CHUNKS: 2,
@@ -281,7 +281,9 @@ def test_the_next_rpc_keys_exist_next_to_todays() -> None:
         ("nonsense", None, None),
     ],
 )
-def test_the_peer_is_taken_apart(peer: str, address: str | None, port: int | None) -> None:
+def test_the_peer_is_split_into_address_and_port(
+    peer: str, address: str | None, port: int | None
+) -> None:
     attributes = tree_of(request_record(peer=peer)).attributes
     assert attributes.get(keys.PEER_ADDRESS) == address
     assert attributes.get(keys.PEER_PORT) == port
@@ -335,7 +337,7 @@ def test_a_trace_without_end_is_bounded_and_keeps_both_its_ends() -> None:
     assert 0 not in ids
 
 
-def test_a_child_never_gets_the_id_that_is_none() -> None:
+def test_no_child_span_has_the_invalid_id_zero() -> None:
     root_id = -0x9E3779B97F4A7C15 % 2**64
     trace = trace_parent(span_id=root_id.to_bytes(8, "big"))
     ids = [span.span_id for span in tree_of(request_record(trace=trace)).children]

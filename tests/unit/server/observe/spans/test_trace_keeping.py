@@ -76,7 +76,7 @@ def decide(sampler: KeepSampler, parent: Context, attributes: Any) -> tuple[Deci
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-def test_a_reason_beats_parent_and_sampler(is_sampled: bool) -> None:
+def test_a_reason_to_keep_overrides_parent_and_sampler(is_sampled: bool) -> None:
     parent = context(is_remote=True, is_sampled=is_sampled)
     reported = {SAMPLING_REASON: "error"}
     for inner in (ALWAYS_OFF, DEFAULT_ON):

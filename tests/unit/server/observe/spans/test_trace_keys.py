@@ -25,7 +25,7 @@ RECORDS = (
 )  # fmt: skip
 
 
-def test_no_key_stands_twice() -> None:
+def test_attribute_keys_are_unique() -> None:
     names = [key.name for key in KEYS]
     assert len(names) == len(set(names))
 
@@ -51,7 +51,7 @@ def test_every_key_of_the_table_is_used() -> None:
     assert used == {key.name for key in KEYS}
 
 
-def test_usage_stands_on_the_root_alone() -> None:
+def test_usage_is_only_on_the_root_span() -> None:
     for record in RECORDS:
         for child in tree_of(record, **EVERYTHING).children:
             assert not [name for name in child.attributes if name.startswith("gen_ai.")]

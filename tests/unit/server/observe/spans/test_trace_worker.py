@@ -46,7 +46,7 @@ class Stage:
         self.written: list[str] = []
 
     def write(self, record: RequestRecord) -> bool:
-        """Return whether the record's number is odd, which means kept; raise for number 13."""
+        """Note the request id; return True (kept) for odd record numbers. Raises for number 13."""
         self.has_begun.set()
         assert self.is_open.wait(PATIENCE_S)
         if record.sequence == 13:
@@ -72,7 +72,7 @@ def test_records_are_written_in_order_and_counted() -> None:
     assert tally.counts() == dict.fromkeys(NAMES, 0) | {"traces_kept": 3, "traces_sampled_out": 2}
 
 
-def test_what_finds_the_queue_full_is_dropped_and_counted() -> None:
+def test_records_beyond_the_queue_size_are_dropped_and_counted() -> None:
     stage, tally = Stage(), SpanCounts()
     worker = TraceWorker(stage.write, tally, max_queued=4)
     worker.start()
@@ -86,7 +86,7 @@ def test_what_finds_the_queue_full_is_dropped_and_counted() -> None:
     assert stage.written == [f"request-{number}" for number in range(1, 6)]
 
 
-def test_a_record_that_cannot_be_written_costs_only_itself(
+def test_a_record_that_cannot_be_written_does_not_affect_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage, tally = Stage(), SpanCounts()
@@ -104,7 +104,7 @@ def test_a_record_that_cannot_be_written_costs_only_itself(
     assert "secret" not in caplog.text
 
 
-def test_a_worker_that_hangs_is_given_up() -> None:
+def test_a_hanging_trace_worker_is_abandoned() -> None:
     stage, tally = Stage(), SpanCounts()
     worker = TraceWorker(stage.write, tally)
     worker.start()
@@ -250,7 +250,7 @@ def test_a_batch_is_never_larger_than_the_queue() -> None:
         ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1"),
     ],
 )
-def test_a_number_that_makes_no_sense_names_its_variable(name: str, text: str) -> None:
+def test_an_invalid_number_is_reported_with_its_variable(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be"):
         check_numbers({name: text})
 
@@ -262,7 +262,7 @@ def test_a_blank_number_is_none() -> None:
     assert environment == {"OTEL_BSP_SCHEDULE_DELAY": "5"}
 
 
-def test_what_became_of_traces_is_reported_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_counts_of_traces_are_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     tracing = start_tracing(
         TracingConfig(is_on=True), model="tiny", environment={"OTEL_TRACES_EXPORTER": "none"}
     )
