@@ -51,7 +51,7 @@ def run(engine: Engine) -> None:
     raise AssertionError("the engine does not come to rest")
 
 
-def test_a_dead_executor_stays_dead() -> None:
+def test_a_dead_executor_raises_at_each_further_step() -> None:
     executor = build(Fault(kind=FaultKind.EXECUTOR_DIES, at_step=2, detail="bus error"))
     engine = engine_of(executor, max_tokens=5)
     engine.step()

@@ -63,7 +63,9 @@ def test_the_older_sampler_honours_all_of_it() -> None:
         (SamplerPromise.MIN_P, Feature.MIN_P),
     ],
 )
-def test_the_operators_setting_counts(promise: SamplerPromise, feature: Feature) -> None:
+def test_features_promised_by_the_operator_are_offered(
+    promise: SamplerPromise, feature: Feature
+) -> None:
     assert offered(sampler_honours=(promise,)) == PLAIN | {feature}
 
 

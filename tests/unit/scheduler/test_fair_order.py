@@ -40,7 +40,7 @@ def test_tenants_take_turns_whatever_the_length_of_their_queues() -> None:
     assert changed(run_until_idle(engine), Admitted) == [1, 7, 2, 8, 3, 4, 5, 6]
 
 
-def test_a_tenant_of_double_weight_goes_twice_as_often() -> None:
+def test_a_tenant_of_double_weight_is_admitted_twice_as_often() -> None:
     engine, _ = one_slot(tenant_weights={"gold": 2.0})
     submit_all(engine, "plain", range(1, 5))
     submit_all(engine, "gold", range(11, 19))

@@ -45,7 +45,7 @@ def test_percentiles_are_within_a_thousandth() -> None:
     assert histogram.max_s == 1.0
 
 
-def test_what_a_histogram_cannot_hold_is_still_counted() -> None:
+def test_values_beyond_the_range_of_a_histogram_are_counted() -> None:
     histogram = histogram_of(-0.001, 7200.0)
 
     assert len(histogram) == 2
