@@ -125,7 +125,7 @@ def test_a_cache_of_no_block_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.EXTRA_TOKENS, FaultKind.NO_TOKENS])
-def test_other_counts_than_one_are_rejected_where_steps_overlap(kind: FaultKind) -> None:
+def test_token_counts_other_than_one_are_rejected_if_steps_overlap(kind: FaultKind) -> None:
     with pytest.raises(ValueError, match="pipeline_depth must be 1"):
         build(Fault(kind=kind, at_step=1), depth=2)
 

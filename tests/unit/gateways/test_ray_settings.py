@@ -23,7 +23,7 @@ def config() -> dict[str, Any]:
     return read
 
 
-def test_the_config_file_lists_what_is_understood() -> None:
+def test_the_config_file_has_only_supported_settings() -> None:
     (application,) = config()["applications"]
     settings = settings_of(application["args"])
     (deployment,) = application["deployments"]

@@ -43,7 +43,7 @@ from support.replay_site import (
         (Urgency(), ErrorReason.ENGINE_DOWN, None),
     ],
 )
-async def test_time_ends_one_that_waits_for_an_engine(
+async def test_a_deadline_fails_a_request_that_waits_for_an_engine(
     text: ModelText, urgency: Urgency, reason: ErrorReason, kind: str | None
 ) -> None:
     site = Site(text, max_replay_wait_s=0.02)
@@ -55,7 +55,7 @@ async def test_time_ends_one_that_waits_for_an_engine(
     assert error.failure.metadata.get("deadline") == kind
 
 
-async def test_a_time_limit_ends_one_well_that_waits_for_an_engine(text: ModelText) -> None:
+async def test_a_time_limit_completes_a_request_that_waits_for_an_engine(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation(urgency=Urgency(time_limit_s=0.02)))
     site.run(first.key)
