@@ -97,14 +97,14 @@ class Link:
         frames = FrameBuffer()
         while data := self._socket.recv(1 << 18):
             for body in frames.feed(data):
-                news = decode(body)
-                if isinstance(news, StepEvents):
-                    self._hand_out(news)
+                updates = decode(body)
+                if isinstance(updates, StepEvents):
+                    self._hand_out(updates)
 
-    def _hand_out(self, news: StepEvents) -> None:
-        for key, token in zip(news.keys.tolist(), news.tokens.tolist(), strict=True):
+    def _hand_out(self, updates: StepEvents) -> None:
+        for key, token in zip(updates.keys.tolist(), updates.tokens.tolist(), strict=True):
             self._queues[key].put(token)
-        for end in news.ends:
+        for end in updates.ends:
             self._queues.pop(end.key).put(_END)
 
 

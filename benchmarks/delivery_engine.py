@@ -153,10 +153,10 @@ def _run(
 
     def counted_step() -> StepEvents:
         nonlocal num_full_steps, num_tokens
-        news = real_step()
-        num_full_steps += len(news.keys) == num_streams
-        num_tokens += len(news.keys)
-        return news
+        updates = real_step()
+        num_full_steps += len(updates.keys) == num_streams
+        num_tokens += len(updates.keys)
+        return updates
 
     real_step = engine.step
     with (

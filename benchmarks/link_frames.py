@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.scheduler.events import Completed, Stay, StepEvents, Wait
+from penstock.scheduler.events import Completed, Residency, StepEvents, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.link.frames import Frame, Submit, decode, encode
 from penstock.server.link.wire import FrameBuffer
@@ -51,9 +51,9 @@ def step(num_ends: int) -> StepEvents:
     first `num_ends` end.
     """
     keys = (1 << 32) + np.arange(256)
-    wait, stay = Wait(0.1, 0.2, 0.3), Stay(1, 100, 3, 256)
+    wait, residency = Wait(0.1, 0.2, 0.3), Residency(1, 100, 3, 256)
     ends = tuple(
-        Completed(key=int(key), at_s=1.5, reason=FinishReason.STOP, wait=wait, stay=stay)
+        Completed(key=int(key), at_s=1.5, reason=FinishReason.STOP, wait=wait, residency=residency)
         for key in keys[:num_ends]
     )
     tokens = np.arange(256, dtype=np.int32)

@@ -172,7 +172,7 @@ class ColumnSums(WaitingSums):
             self._place_of[last] = place
 
     def ahead_of(
-        self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
+        self, request: Request, due_s: float, num_prefill: int, *, is_under_share: bool = False
     ) -> QueuedAhead:
         """Return the sum of the requests likely to go before one that is not in the order yet."""
         rows, spec = self._columns[: len(self._keys)], request.spec
@@ -183,7 +183,7 @@ class ColumnSums(WaitingSums):
         total = rows[rows[:, 0] > spec.priority, 3:].sum(axis=0) + own
         others = rows[is_mine & (rows[:, 1] != tenant)]
         num_others = int(others[:, 4].sum())
-        if num_others and not is_light:
+        if num_others and not is_under_share:
             names = list(self._tenants)
             weight = sum(self._weight_of(names[number]) for number in np.unique(others[:, 1]))
             served = (int(own[1]) + num_prefill) * weight / self._weight_of(spec.tenant)

@@ -59,7 +59,7 @@ class Service:
         self.log: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
         self._places: dict[str, str] = {}
         self._num_open = 2
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), daemon=True)
             for stream in (process.stdout, process.stderr)
@@ -133,25 +133,25 @@ class Service:
         return code
 
     def _until(self, is_so: Callable[[], bool], what: str) -> None:
-        with self._news:
-            self._news.wait_for(lambda: is_so() or not self._num_open, timeout=PATIENCE_S)
+        with self._changed:
+            self._changed.wait_for(lambda: is_so() or not self._num_open, timeout=PATIENCE_S)
         if not is_so():
             raise RunFailed(f"{what} did not become ready:\n" + "".join(self.log))
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             at_s = time.monotonic()
-            with self._news:
+            with self._changed:
                 self.log.append(line)
                 if found := _PLACE.match(line):
                     self._places[found[1]] = found[2]
                 if found := _CHILD.search(line):
                     self.up[found[1]].append(Ready(pid=int(found[2]), at_s=at_s))
-                self._news.notify_all()
+                self._changed.notify_all()
         stream.close()
-        with self._news:
+        with self._changed:
             self._num_open -= 1
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class ConcurrentStreams:
         self._client = client
         self._num_tokens = num_tokens
         self._num_logprobs = num_logprobs
-        self._has_news = asyncio.Event()
+        self._has_updates = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._follow(index, received))
             for index, received in zip(self.indices, self.received, strict=True)
@@ -99,8 +99,8 @@ class ConcurrentStreams:
         """
         async with asyncio.timeout(LIMIT_S):
             while not all(len(one.ids) >= num_tokens or one.status for one in self.received):
-                self._has_news.clear()
-                await self._has_news.wait()
+                self._has_updates.clear()
+                await self._has_updates.wait()
 
     async def until_ended(self) -> None:
         """Wait until all streams have ended. Raises RunFailed if a stream hangs."""
@@ -132,12 +132,12 @@ class ConcurrentStreams:
                         if len(top) > 1:
                             received.margin = min(received.margin, top[0] - top[1])
                     received.stamps_s.append(time.monotonic())
-                    self._has_news.set()
+                    self._has_updates.set()
         except PenstockError as error:
             status, received.details = error.code.name, str(error)
         received.ended_s = time.monotonic()
         received.status = status
-        self._has_news.set()
+        self._has_updates.set()
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from penstock.scheduler.events import Queued, Stay, Wait
+from penstock.scheduler.events import Queued, Residency, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.accounts import Accounts, Outcome
 from penstock.server.front.events import OutputEnd
@@ -122,7 +122,9 @@ def _ended_request(number: int) -> LiveRequest:
     wait = Wait(blocks_s=0.0, slots_s=0.004, token_budget_s=0.001, other_s=0.0, num_passed_by=0)
     phases.admit(arrival_s + 0.006, wait=wait)
     phases.token(arrival_s + 0.011)
-    phases.explain(stay=Stay(num_chunks=1, num_steps=16, min_batch_size=40, max_batch_size=60))
+    phases.explain(
+        residency=Residency(num_chunks=1, num_steps=16, min_batch_size=40, max_batch_size=60)
+    )
     phases.stop(arrival_s + 0.09)
     live.first_token_s = arrival_s + 0.011
     live.has_engine_end = True

@@ -13,11 +13,11 @@ import (
 // lane is one request on a Multiplex call: its messages that were received and not taken yet, its
 // credit, and its end. The number of these messages is limited by the credit.
 type lane struct {
-	call  *multiplexCall
-	key   uint64
-	topUp uint32
-	news  chan struct{} // has an item while there is something to take
-	over  chan struct{} // closed at the end
+	call    *multiplexCall
+	key     uint64
+	topUp   uint32
+	pending chan struct{} // has an item while there is something to take
+	over    chan struct{} // closed at the end
 
 	mu       sync.Mutex
 	waiting  []*pb.GenerateResponse
@@ -49,7 +49,7 @@ func (l *lane) fail(err error) {
 
 func (l *lane) wake() {
 	select {
-	case l.news <- struct{}{}:
+	case l.pending <- struct{}{}:
 	default:
 	}
 }
@@ -109,7 +109,7 @@ func (s *laneSource) recv() (*pb.GenerateResponse, error) {
 			return message, nil
 		}
 		select {
-		case <-s.news:
+		case <-s.pending:
 		case <-s.ctx.Done():
 		}
 	}

@@ -106,7 +106,7 @@ func (c *multiplexCall) join(topUp uint32) (*lane, error) {
 	c.lastKey++
 	l := &lane{
 		call: c, key: c.lastKey, topUp: topUp,
-		news: make(chan struct{}, 1), over: make(chan struct{}),
+		pending: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	c.lanes[l.key] = l
 	return l, nil

@@ -68,9 +68,9 @@ func (p RetryPolicy) delay(err *Error, attempt int, jitter float64) time.Duratio
 	return time.Duration(backoff * (0.5 + 0.5*jitter))
 }
 
-// isPassing returns whether the same call may succeed soon. Without details, RESOURCE_EXHAUSTED
+// isTransient returns whether the same call may succeed soon. Without details, RESOURCE_EXHAUSTED
 // usually means a message over a size limit, which is permanent.
-func isPassing(err *Error) bool {
+func isTransient(err *Error) bool {
 	if err.IsRetryForbidden || err.HasReason(pb.ErrorReason_ERROR_REASON_READER_STALLED) {
 		return false
 	}
@@ -88,7 +88,7 @@ type attempts struct {
 }
 
 func newAttempts(client *Client) attempts {
-	client.budget.payIn()
+	client.budget.deposit()
 	return attempts{client: client}
 }
 
@@ -97,7 +97,7 @@ func newAttempts(client *Client) attempts {
 func (a *attempts) delayAfter(ctx context.Context, err *Error) (time.Duration, bool) {
 	a.numFailed++
 	policy := a.client.retry
-	if a.numFailed >= policy.MaxAttempts || !isPassing(err) || a.client.hasClosed() {
+	if a.numFailed >= policy.MaxAttempts || !isTransient(err) || a.client.hasClosed() {
 		return 0, false
 	}
 	delay := policy.delay(err, a.numFailed, jitter())
@@ -141,7 +141,7 @@ const (
 
 func newRetryBudget() *retryBudget { return &retryBudget{left: budgetReserve} }
 
-func (b *retryBudget) payIn() {
+func (b *retryBudget) deposit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.left = math.Min(budgetReserve, b.left+budgetShare)

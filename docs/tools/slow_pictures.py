@@ -43,7 +43,7 @@ DOCS = Path(__file__).resolve().parents[1]
 PICTURES = DOCS / "pictures"
 PAGE = DOCS / "why-is-it-slow.md"
 _LOOK_EVERY_S = 0.25
-_BEATS_S = 1.6
+_PAUSE_S = 1.6
 """Seconds until Prometheus has the last state of the fronts, which report once per second;
 Prometheus scrapes four times per second.
 """
@@ -106,7 +106,7 @@ def run_case(case: Case, *, is_cured: bool, home: Path) -> Run:
             load.start()
             _watch(case, there, found)
             load.join()
-            time.sleep(_BEATS_S)
+            time.sleep(_PAUSE_S)
             window = f"[{time.monotonic() - begun_s:.0f}s]"
             for query in case.queries:
                 found.values[query] = prometheus.ask(query.replace("[5m]", window))

@@ -51,6 +51,7 @@ _MARKERS = {
     r"bur(?:y|ies|ied)|bequeath\w*|keepsakes?": "detached request, transfer",
     r"orphan(?:ed)? (?:request|stream|output)s?": "detached request",
     r"(?<!connection\s)refus(?:es?|ed|als?|ing)": "reject, rejection",
+    r"news|beats?": "updates; heartbeat",
     r"houses?|verdicts?": "harness, service; result",
     r"(?<=[.:]\s)(?:whether|what|how|where) (?:\w+ ){1,8}(?:says|shows|decides)": "subject first",
 }

@@ -1,4 +1,4 @@
-"""Fixtures of the browser tests: they are skipped if no browser is installed."""
+"""Fixtures of the browser tests, which are skipped if no browser is installed."""
 
 from __future__ import annotations
 

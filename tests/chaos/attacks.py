@@ -1,7 +1,7 @@
 """Attacks of hostile clients, one function each; each returns when the server has handled it.
 
-Contains the misbehaviour; the caller checks whether the server withstood it. As a program,
-one attack by its name, so that a benchmark's probe shares no event loop with it:
+The functions only attack; the caller checks the state of the server. Run as a program, the module
+executes one attack by its name, so that a benchmark's probe shares no event loop with it:
 
     python -m chaos.attacks NAME ADDRESS [SCALE]
 """

@@ -108,7 +108,7 @@ class RawConnection:
         self.is_closed = False
         self._reader, self._writer = reader, writer
         self._acknowledged = {SETTINGS, PING} - set(unacknowledged)
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._read(), name="raw connection")
 
     @classmethod
@@ -138,8 +138,8 @@ class RawConnection:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until the condition holds or the connection is closed."""
-        async with asyncio.timeout(PATIENCE_S), self._news:
-            await self._news.wait_for(lambda: self.is_closed or is_so())
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: self.is_closed or is_so())
 
     async def until_received(self) -> None:
         """Send a PING, and wait until it is answered, so that the peer has read all earlier frames,
@@ -150,7 +150,7 @@ class RawConnection:
         await self.until(lambda: self.num_answered_pings > num_before)
 
     async def until_settled(self) -> None:
-        """Wait as `until_received`, but with SETTINGS, where frequent pings would be rejected."""
+        """Wait like `until_received`, but with SETTINGS, because frequent pings are rejected."""
         num_before = self.counts[SETTINGS]
         await self.send(settings())
         await self.until(lambda: self.counts[SETTINGS] > num_before)
@@ -182,13 +182,13 @@ class RawConnection:
                 payload = await self._reader.readexactly(int.from_bytes(header[:3], "big"))
                 self._take_window(header[3], int.from_bytes(header[5:], "big"), payload)
                 self._take(header[3], header[4], payload)
-                async with self._news:
-                    self._news.notify_all()
+                async with self._changed:
+                    self._changed.notify_all()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         self.is_closed = True
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
     def _take_window(self, kind: int, stream: int, payload: bytes) -> None:
         if kind == WINDOW_UPDATE:

@@ -283,7 +283,7 @@ class Injector:
                 await self._load.deadly()
 
     def _signal(self, one: Injected, role: str, number: signal.Signals) -> psutil.Process | None:
-        """Send a signal to a random process of that role; return the process, None if there is
+        """Send a signal to a random live process of that role; return the process, None if there is
         none.
         """
         one.has_struck.set()

@@ -59,11 +59,11 @@ def num_returns(events: Sequence[Event]) -> int:
     )
 
 
-async def read(client: Client, number: int, events: list[Event], news: asyncio.Event) -> None:
+async def read(client: Client, number: int, events: list[Event], updates: asyncio.Event) -> None:
     """Read a stream to its end into `events`; check that no message is missing or duplicated."""
     async for event in client.generate(**asked(number)):
         events.append(event)
-        news.set()
+        updates.set()
     assert [event.sequence for event in events] == list(range(len(events)))
     assert [isinstance(event, Finished) for event in events].count(True) == 1
 
@@ -73,19 +73,19 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event
     first stream reaches the next number of tokens in `kills`.
     """
     reported: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
-    news = asyncio.Event()
+    updates = asyncio.Event()
     async with (
         Client(service.address, pool=PoolConfig(num_channels=4), retry=NO_RETRY) as client,
         asyncio.TaskGroup() as group,
     ):
         for number, events in enumerate(reported):
-            group.create_task(read(client, number, events, news))
+            group.create_task(read(client, number, events, updates))
         for num_tokens in kills:
             engine = await service.next_pid("engine")
             async with asyncio.timeout(PATIENCE_S):
                 while len(ids_of(reported[0])) < num_tokens:
-                    news.clear()
-                    await news.wait()
+                    updates.clear()
+                    await updates.wait()
             os.kill(engine, signal.SIGKILL)
     return reported
 

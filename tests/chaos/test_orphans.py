@@ -160,7 +160,7 @@ async def test_workers_do_not_outlive_a_killed_supervisor(folder: Path, worker: 
 
 
 @pytest.mark.parametrize(("load", "message"), LOADS)
-async def test_a_failed_load_is_one_line_and_leaves_no_worker(
+async def test_a_failed_load_is_reported_in_one_line_and_leaves_no_worker(
     folder: Path, load: Load, message: str
 ) -> None:
     environment = engine_conduct(folder, "detached", load)

@@ -181,7 +181,7 @@ async def test_a_later_load_that_is_killed_is_retried() -> None:
 # Limits
 
 
-async def test_an_engine_that_dies_when_asked_for_its_limits_ends_a_first_start() -> None:
+async def test_an_engine_that_dies_while_reporting_its_limits_ends_a_first_start() -> None:
     async with serving(fatal_at=1) as site:
         assert await site.service.ended() == 2
         assert "the executor failed" in site.service.stderr[-1]

@@ -1,7 +1,7 @@
 """The evidence that each scenario leaves at the service: the root spans of its requests.
 
-A program's output is not sufficient: one that prints "passed" must have sent the requests. Defines
-the expected spans, which come from the service's exporter, so no client can forge them.
+A program's output is not sufficient: one that prints "passed" must have sent the requests. The
+module defines the expected spans; the service exports them, so no client can forge them.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def test_the_executor_info_matches_the_configuration(harness: Harness) -> None:
     assert (executor.ready_fd is not None) == info.is_self_paced
 
 
-def test_a_request_runs_to_its_length(harness: Harness) -> None:
+def test_a_request_generates_max_tokens(harness: Harness) -> None:
     (outcome,) = harness.run(spec_of(1, prompt_of(5), max_tokens=7))
 
     assert len(outcome.tokens) == 7
@@ -229,7 +229,7 @@ def test_chunked_prefill_does_not_change_outputs(harness: Harness) -> None:
     assert [outcome.tokens for outcome in chunked] == tokens_alone(harness, specs)
 
 
-def test_slots_and_blocks_are_used_again(harness: Harness) -> None:
+def test_slots_and_blocks_are_reused(harness: Harness) -> None:
     specs = crowd()
 
     squeezed = harness.run(*specs, max_num_seqs=1, num_blocks=10)

@@ -1,7 +1,7 @@
 """A pipeline of depth 2 gives the same results as depth 1 for every sampling option.
 
-At depth 2 the scheduler's arrays lack the token of the step that is not collected yet. Tests every
-sampling option that depends on a position, a length or the tokens so far.
+At depth 2 the scheduler's arrays lack the token of the step that is not collected yet. Every
+sampling option that depends on a position, a length or earlier tokens is tested.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_links_of_the_pages_lead_to_files(site: Path) -> None:
     assert missing == set()
 
 
-def test_the_reference_of_the_client_is_made_from_its_docstrings(site: Path) -> None:
+def test_the_client_reference_is_generated_from_docstrings(site: Path) -> None:
     page = (site / "python-client.html").read_text(encoding="utf-8")
 
     shown = set(re.findall(r'id="penstock\.client\.(?:errors\.)?(\w+)"', page))

@@ -40,7 +40,7 @@ class Gateway:
         self.port = port
         self._metrics_url = f"http://127.0.0.1:{metrics_port}"
         self.lines: list[str] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._is_over = False
         self._reader = asyncio.create_task(self._read())
 
@@ -56,10 +56,10 @@ class Gateway:
         """Wait for `num` log lines with `text`. Raises AssertionError with the end of the log if
         the gateway exits.
         """
-        async with asyncio.timeout(PATIENCE_S), self._news:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             while self.num_lines(text) < num:
                 assert not self._is_over, "".join(self.lines[-20:])
-                await self._news.wait()
+                await self._changed.wait()
 
     async def until_workers(self, num: int) -> None:
         """Wait for `num` worker registrations since the start, and for the tokenizer."""
@@ -113,12 +113,12 @@ class Gateway:
         assert self.process.stdout is not None
         async for raw in self.process.stdout:
             assert len(self.lines) < _MAX_LINES, "the log does not end"
-            async with self._news:
+            async with self._changed:
                 self.lines.append(raw.decode(errors="replace"))
-                self._news.notify_all()
-        async with self._news:
+                self._changed.notify_all()
+        async with self._changed:
             self._is_over = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 @contextlib.asynccontextmanager

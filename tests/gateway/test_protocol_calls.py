@@ -104,14 +104,14 @@ async def test_a_disconnected_caller_cancels_the_request(served: ServedFront) ->
     assert (keys, reason) == ((spec.key,), FinishReason.CANCELLED)
 
 
-async def test_a_bad_abort_names_the_field(served: ServedFront) -> None:
+async def test_an_invalid_abort_is_rejected_by_its_field(served: ServedFront) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await ask(served, "Abort", vllm.AbortRequest(request_ids=["fine", "é"]))
 
     assert rich_error(caught.value).fields == ["request_ids[1]"]
 
 
-async def test_rejections_come_as_statuses_with_their_details(served: ServedFront) -> None:
+async def test_rejections_are_statuses_with_details(served: ServedFront) -> None:
     for params, code, field in (
         ({"top_p": 2.0}, CODE.INVALID_ARGUMENT, "sampling_params.top_p"),
         ({"stop": [""]}, CODE.INVALID_ARGUMENT, "sampling_params.stop[0]"),
@@ -188,7 +188,7 @@ async def test_health_reports_the_state_of_the_service(served: ServedFront) -> N
     assert rich_error(caught.value).info.reason == "DRAINING"
 
 
-async def test_what_a_worker_reports_of_itself(served: ServedFront) -> None:
+async def test_a_worker_reports_its_model_server_and_load(served: ServedFront) -> None:
     model = await ask(served, "GetModelInfo")
     assert (model.served_model_name, model.is_generation) == ("tiny", True)
     limits = served.server.front.current_limits()

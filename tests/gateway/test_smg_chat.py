@@ -243,7 +243,7 @@ WANTED_SPANS = frozenset(
 )
 
 
-async def test_the_gateway_knows_its_workers_and_their_load(harness: Harness) -> None:
+async def test_the_gateway_reports_its_workers_and_their_load(harness: Harness) -> None:
     listed = (await harness.gateway.get("/workers"))["workers"]
     assert {one["url"] for one in listed} == {f"grpc://{w.address}" for w in harness.workers}
     for one in listed:

@@ -265,7 +265,7 @@ async def test_sampling_options_are_passed_on(harness: Harness, path: str) -> No
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_without_max_tokens_the_services_default_holds(harness: Harness, path: str) -> None:
+async def test_without_max_tokens_the_services_default_applies(harness: Harness, path: str) -> None:
     answer = await harness.post(path, ignore_eos=True)
 
     assert answer.body["usage"]["completion_tokens"] == DEFAULT_MAX_TOKENS
@@ -359,7 +359,7 @@ async def test_logprobs_of_completions_are_computed_and_not_passed_on(harness: H
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_all_logprobs_cannot_be_asked_for(harness: Harness, path: str) -> None:
+async def test_logprobs_of_all_tokens_cannot_be_requested(harness: Harness, path: str) -> None:
     options: dict[str, Any] = {"logprobs": -1}
     if path == CHAT:
         options = {"logprobs": True, "top_logprobs": -1}

@@ -100,7 +100,7 @@ class Load:
         self.failures: list[Exception] = []
         self.is_over = False
         self._client = client
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         while not self.is_over:
@@ -108,10 +108,10 @@ class Load:
                 assert await ask(self._client, self.num_done) == 10
             except openai().APIError as error:
                 self.failures.append(error)
-            async with self._news:
+            async with self._changed:
                 self.num_done += 1
-                self._news.notify_all()
+                self._changed.notify_all()
 
     async def until(self, num: int) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._news:
-            await self._news.wait_for(lambda: self.num_done >= num)
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: self.num_done >= num)

@@ -101,7 +101,7 @@ def largest_steps(executor: TorchExecutor) -> list[Batch]:
 def test_the_largest_steps_fit_into_memory_next_to_the_pages(
     name: str, tmp_path: Path, memory_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """llama: plain attention; gemma2: materialised scores, and a window."""
+    """llama has plain attention; gemma2 has materialised scores and a window."""
     folder = save_tiny_model(
         name,
         tmp_path,

@@ -71,7 +71,7 @@ def make_executor(path: Path, **fields: Any) -> Executor:
     return create_torch_executor(replace(config, **fields))
 
 
-def test_the_families_that_are_known_are_fused(name: str, folder: Path) -> None:
+def test_supported_families_use_the_fused_path(name: str, folder: Path) -> None:
     executor = make_executor(folder)
 
     assert isinstance(executor, TorchExecutor) == (name not in FUSED)
@@ -80,7 +80,7 @@ def test_the_families_that_are_known_are_fused(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", FUSED_SHAPES)
-def test_the_shapes_that_are_known_are_fused(shape: str, dtype: str, tmp_path: Path) -> None:
+def test_supported_shapes_use_the_fused_path(shape: str, dtype: str, tmp_path: Path) -> None:
     executor = make_executor(save_tiny_model(shape, tmp_path), dtype=dtype, num_blocks=8)
 
     assert not isinstance(executor, TorchExecutor)
@@ -218,7 +218,7 @@ def test_eight_bits_give_the_reference_tokens_and_are_reported(
 
 
 def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) -> None:
-    """Keys beyond the range of e4m3 and values below it: the same model up to powers of two."""
+    """The scaled model has keys above and values below the range of e4m3, and the same outputs."""
     plain = save_tiny_model("llama", tmp_path / "plain")
     scaled = save_tiny_model("llama", tmp_path / "scaled")
     tensors = load_file(scaled / "model.safetensors")
@@ -303,7 +303,7 @@ def test_a_device_lost_at_an_admission_ends_the_executor(
 
 
 def test_values_that_are_not_finite_end_a_request_with_its_first_chunk(llama: Path) -> None:
-    """They end before their blocks are reused, although the logits do not show the values yet."""
+    """The request ends before its blocks are reused, although its logits are still finite."""
     executor: Any = make_executor(llama, pipeline_depth=1)
     with torch.inference_mode():
         executor._packed._model._layers[-1].qkv.weight[-1].fill_(float("inf"))

@@ -45,7 +45,7 @@ class SteadyLoad:
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
         self.failures: list[PenstockError] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def call(self, client: Client) -> None:
         """Send one request after another."""
@@ -57,26 +57,26 @@ class SteadyLoad:
                 assert len(self.failures) < 100, self.failures[0]
             else:
                 self.answered[result.accepted.model] += 1
-            async with self._news:
-                self._news.notify_all()
+            async with self._changed:
+                self._changed.notify_all()
 
     async def more(self, *names: str, count: int = 10) -> Counter[str]:
         """Wait until each of these servers has answered `count` more requests; return all answers
         meanwhile.
         """
         before = self.answered.copy()
-        async with asyncio.timeout(PATIENCE_S), self._news:
-            await self._news.wait_for(
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(
                 lambda: all(self.answered[name] >= before[name] + count for name in names)
             )
         return self.answered - before
 
     async def without(self, name: str, count: int = 30) -> None:
         """Wait for `count` answers in a row that are not from this server."""
-        async with asyncio.timeout(PATIENCE_S), self._news:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             while True:
                 before = self.answered.copy()
-                await self._news.wait_for(
+                await self._changed.wait_for(
                     lambda: (self.answered - before).total() >= count  # noqa: B023 (awaited here)
                 )
                 if self.answered[name] == before[name]:

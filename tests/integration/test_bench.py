@@ -186,7 +186,7 @@ async def test_no_completed_request_exits_with_code_1(tmp_path: Path) -> None:
     assert "requests     3 due: 0 completed, 3 failed" in done.out
 
 
-async def test_the_tenant_goes_with_every_call() -> None:
+async def test_the_tenant_is_sent_with_every_call() -> None:
     async with scripted_server() as server:
         done = await bench(
             *(server.address, *SHORT, "--concurrency", 1, "--requests", 2),

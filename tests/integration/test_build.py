@@ -107,7 +107,7 @@ async def test_a_checkpoint_is_built_once(harness: Harness) -> None:
     assert manifest["duration_s"] >= 0
 
 
-async def test_other_settings_and_other_weights_are_other_engines(harness: Harness) -> None:
+async def test_other_settings_or_weights_give_another_engine(harness: Harness) -> None:
     paths = [(await harness.build("--max-batch-size", "8")).out]
     paths.append((await harness.build("--max-batch-size", "16")).out)
     (harness.model / "rank0.safetensors").write_bytes(b"WEIGHTS")
@@ -144,7 +144,7 @@ async def test_a_flag_the_builder_lacks_is_rejected_by_name(harness: Harness) ->
     assert harness.builds == []
 
 
-async def test_parallel_sizes_are_the_checkpoints(harness: Harness) -> None:
+async def test_parallel_sizes_must_match_the_checkpoint(harness: Harness) -> None:
     wrong = await harness.build("--tensor-parallel-size", "4")
     right = await harness.build("--tensor-parallel-size", "2")
 
@@ -281,7 +281,7 @@ async def test_a_damaged_engine_is_built_again(harness: Harness) -> None:
     assert len(harness.builds) == 1 + len(DAMAGES)
 
 
-async def test_two_builds_at_once_are_one(harness: Harness) -> None:
+async def test_concurrent_builds_of_one_engine_build_once(harness: Harness) -> None:
     async with harness.started(FAKE_BUILD="wait") as first:
         await until_printed(first, b"building engine")
         async with harness.started() as second:

@@ -35,7 +35,7 @@ async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None
         assert service.is_clean()
 
 
-async def test_case_11_the_servers_own_deadline(text: ModelText) -> None:
+async def test_case_11_the_servers_default_deadline(text: ModelText) -> None:
     """A call without a deadline gets the server's; when it passes, the engine ends the request."""
     now_s = 1000.0
     config = FrontConfig(default_deadline_s=2.0, acceptance_delay_s=0.0)

@@ -23,9 +23,9 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.overload_calls import Calls, fill_slots, read_all, show_queue
+from support.overload_calls import Calls, fill_slots, publish_queue, read_all
 from support.patience import PATIENCE_S
-from support.shown_queue import ShownQueue
+from support.published_queue import PublishedQueue
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 SLOTS = 4
@@ -42,13 +42,13 @@ def num_received(service: SteppedService) -> int:
     return len(service.engine.requests) + len(service.engine.events.ends)
 
 
-async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, ShownQueue]:
+async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, PublishedQueue]:
     """Fill the slots with requests of `num_tokens` output tokens, and then the queue, which fronts
     can read from then on.
     """
     calls = Calls()
     await fill_slots(service, calls, SLOTS, num_tokens)
-    shown = show_queue(service)
+    shown = publish_queue(service)
     for _ in range(MAX_WAITING):
         calls.send(service, request(NUM_TOKENS))
     await service.until_live(SLOTS + MAX_WAITING)
@@ -67,7 +67,7 @@ async def test_case_15_a_burst_of_ten_times_the_queue_limit(
         calls, burst = Calls(), Calls()
         await fill_slots(service, calls, SLOTS, num_tokens=40)
         if is_shown:
-            show_queue(service).queue_s = None
+            publish_queue(service).queue_s = None
         num_steps, num_sent = service.num_steps, 10 * MAX_WAITING
         for _ in range(num_sent):
             burst.send(service, request(NUM_TOKENS))
@@ -124,7 +124,7 @@ async def test_case_16_huge_prompts_fill_the_queue(text: ModelText, is_shown: bo
         calls = Calls()
         await fill_slots(service, calls, 1, num_tokens=20)
         if is_shown:
-            show_queue(service)
+            publish_queue(service)
         calls.send(service, request(NUM_TOKENS, range(100, 250)))
         await service.until_live(2)
         huge = calls.send(service, request(NUM_TOKENS, range(300, 400)))
@@ -150,7 +150,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
         await service.until(lambda: bool(reported))
         calls, burst = Calls(), Calls()
         await fill_slots(service, calls, SLOTS, num_tokens=40)
-        show_queue(service)
+        publish_queue(service)
         for _ in range(10 * MAX_WAITING):
             burst.send(service, request(NUM_TOKENS))
             # While the engine takes no step at all: health does not wait for it.

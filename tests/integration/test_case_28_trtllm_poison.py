@@ -85,7 +85,7 @@ def guided(build: BuildHarness, monkeypatch: pytest.MonkeyPatch) -> BuildHarness
 
 
 @pytest.mark.parametrize(("kind", "constraint_text", "reason"), BAD_CONSTRAINTS)
-def test_case_28_a_constraint_that_cannot_be_compiled_fails_its_request_alone(
+def test_case_28_a_constraint_that_cannot_be_compiled_fails_only_its_request(
     kind: ConstraintKind, constraint_text: str, reason: str, guided: BuildHarness
 ) -> None:
     harness = guided(fake={"guided_error": reason})
@@ -201,7 +201,7 @@ def test_case_28_a_dead_end_that_reaches_the_engine_ends_it_at_once(
         harness.engine.step()
 
 
-def test_case_28_a_request_that_the_engine_fails_leaves_the_others_alone(
+def test_case_28_a_request_that_the_engine_fails_does_not_affect_others(
     build: BuildHarness,
 ) -> None:
     harness = build(fake={"fail_tokens": [FAIL_TOKEN]}, max_batch_size=8)

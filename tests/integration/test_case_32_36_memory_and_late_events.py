@@ -97,7 +97,7 @@ async def test_case_35_late_events_of_a_cancelled_request(
     served.port.finish(gone.key)
     assert counters.num_late_events == 3
     served.port.admit(gone.key + 999)
-    assert counters.num_late_events == 4, "so is news of a key that nobody ever had"
+    assert counters.num_late_events == 4, "so is an event of a key that nobody ever had"
     served.port.finish(here.key)
     assert text_of(await collect(staying)) == "a"
     assert served.server.num_live_requests == 0
@@ -135,7 +135,7 @@ def test_case_36_cleanup_without_running_requests(depth: int) -> None:
     assert set(executor.released) >= slots
 
 
-async def test_case_36_the_last_client_leaves_a_service(text: ModelText) -> None:
+async def test_case_36_cleanup_after_the_last_client_disconnects(text: ModelText) -> None:
     async with stepped(text) as service:
         calls = [service.stub.Generate(request(200)) for _ in range(6)]
         await service.until_live(6)

@@ -132,7 +132,7 @@ async def test_a_child_that_cannot_be_started_leaves_no_socket_open(
     assert [end.fileno() for end in made] == [-1, -1]
 
 
-def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None:
+def test_a_command_sent_with_the_settings_is_executed(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     program = (
         "import signal, sys; from pathlib import Path;"

@@ -39,7 +39,7 @@ async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedSe
     assert request.request_id == "mine"
 
 
-async def test_text_alone(face: Face) -> None:
+async def test_generate_text_yields_only_text(face: Face) -> None:
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
@@ -115,7 +115,7 @@ async def test_a_retry_waits_for_the_pushback(
     assert time.slept_s == [7.5]
 
 
-async def test_a_lost_message_breaks_the_stream(face: Face, server: ScriptedServer) -> None:
+async def test_a_lost_message_fails_the_stream(face: Face, server: ScriptedServer) -> None:
     async def lose_one(call: ServedCall) -> None:
         await call.accepted()
         call.next_sequence += 1

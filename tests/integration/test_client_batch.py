@@ -137,7 +137,7 @@ async def test_a_request_that_does_not_fit_ends_the_batch(
 
 
 @pytest.mark.parametrize("end", [OSError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
-async def test_a_source_that_raises_ends_the_batch(
+async def test_an_input_iterator_that_raises_ends_the_batch(
     face: Face, server: ScriptedServer, end: type[BaseException]
 ) -> None:
     def requests() -> Iterator[str]:
@@ -228,7 +228,7 @@ async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: F
     await face.close()
 
 
-async def test_an_asynchronous_source(server: ScriptedServer, time: FakeTime) -> None:
+async def test_an_asynchronous_input_iterator(server: ScriptedServer, time: FakeTime) -> None:
     async def requests() -> AsyncIterator[str]:
         for number in range(5):
             await asyncio.sleep(0)

@@ -99,7 +99,7 @@ async def test_a_multiplex_call_cancelled_in_transit_is_retried(
     await face.close()
 
 
-async def test_a_request_that_is_too_large_fails_alone(
+async def test_a_request_that_is_too_large_does_not_affect_others(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, multiplex=True)

@@ -61,7 +61,7 @@ async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedS
     assert metadata["authorization"] == "Bearer t"
 
 
-async def test_no_service_at_the_address(face: Face, time: FakeTime) -> None:
+async def test_an_unreachable_address_is_unavailable(face: Face, time: FakeTime) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -202,7 +202,7 @@ async def test_closing_ends_open_streams(face: Face, server: ScriptedServer) -> 
     await until(call.cancelled)
 
 
-async def test_clients_close_with_their_block(server: ScriptedServer) -> None:
+async def test_clients_close_at_the_end_of_their_block(server: ScriptedServer) -> None:
     async with Client(server.address) as client:
         assert await client.health() is HealthStatus.SERVING
     with pytest.raises(RuntimeError, match="closed"):
@@ -217,7 +217,9 @@ async def test_clients_close_with_their_block(server: ScriptedServer) -> None:
     await asyncio.to_thread(use_blocking_client)
 
 
-async def test_a_plain_break_cancels_too(server: ScriptedServer, time: FakeTime) -> None:
+async def test_a_break_out_of_the_loop_cancels_the_request(
+    server: ScriptedServer, time: FakeTime
+) -> None:
     server.scripts.append(speak_and_wait)
     face = AsyncFace(server.address, time)
 

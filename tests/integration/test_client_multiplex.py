@@ -252,7 +252,7 @@ async def accept_only(request: ServedRequest) -> None:
     await request.cancelled.wait()
 
 
-async def test_a_server_without_multiplex_is_named(face: Face, server: ScriptedServer) -> None:
+async def test_a_server_without_multiplex_is_reported(face: Face, server: ScriptedServer) -> None:
     server.rejections.append((grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
 
     with pytest.raises(Unimplemented, match="does not offer Multiplex"):
@@ -268,7 +268,7 @@ async def test_a_rejected_call_has_its_own_status(face: Face, server: ScriptedSe
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_an_event_without_a_receiver_breaks_the_call(
+async def test_an_event_for_an_unknown_key_fails_the_call(
     face: Face, server: ScriptedServer
 ) -> None:
     async def stray(request: ServedRequest) -> None:
@@ -326,7 +326,9 @@ async def test_closing_may_wait(face: Face, server: ScriptedServer) -> None:
         await face.events("more")
 
 
-async def test_no_service_is_reported_for_each(kind: Any, time: FakeTime) -> None:
+async def test_an_unreachable_service_is_reported_for_each_request(
+    kind: Any, time: FakeTime
+) -> None:
     async with scripted_server() as server:
         address = server.address
     face: Face = kind(address, time, multiplex=True)

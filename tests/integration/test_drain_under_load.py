@@ -23,16 +23,16 @@ class Load:
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()
-        self._has_news = threading.Condition()
+        self._has_updates = threading.Condition()
         self._is_over = threading.Event()
 
     def stop(self) -> None:
         self._is_over.set()
 
     def wait_for_more(self, num_more: int) -> None:
-        with self._has_news:
+        with self._has_updates:
             target = self.ends["ok"] + num_more
-            assert self._has_news.wait_for(lambda: self.ends["ok"] >= target, PATIENCE_S)
+            assert self._has_updates.wait_for(lambda: self.ends["ok"] >= target, PATIENCE_S)
 
     async def run(self, client: Client) -> None:
         while not self._is_over.is_set():
@@ -55,9 +55,9 @@ class Load:
         return client.generate(PROMPT, max_tokens=10, ignore_eos=True, deadline_s=PATIENCE_S)
 
     def _note(self, end: list[Event] | PenstockError) -> None:
-        with self._has_news:
+        with self._has_updates:
             self.ends[str(end) if isinstance(end, PenstockError) else "ok"] += 1
-            self._has_news.notify_all()
+            self._has_updates.notify_all()
 
 
 async def test_no_request_fails_when_one_of_two_services_drains() -> None:

@@ -88,7 +88,7 @@ def work_off(engine: AuditedEngine, connections: FrontConnections, num_steps: in
     engine.num_steps_wanted += num_steps
     for step in range(num_steps):
         nothing = np.zeros(0, dtype=np.int64)
-        engine.news.put(
+        engine.updates.put(
             StepEvents(step=step, at_s=0.0, keys=nothing, tokens=nothing.astype(np.int32))
         )
     connections.wake()

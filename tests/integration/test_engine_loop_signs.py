@@ -77,7 +77,7 @@ def test_an_idle_loop_sends_heartbeats_and_runs_its_periodic_tasks(
             thread.join(PATIENCE_S)
             connections.close()
     assert not thread.is_alive()
-    assert view.num_beats >= 3
+    assert view.num_heartbeats >= 3
     assert view.epoch == 3
     board.close()
     view.close()
@@ -201,7 +201,7 @@ def test_a_quarantined_request_is_rejected_without_reaching_the_engine(board_fd:
     bench.close()
 
 
-def test_a_request_that_is_held_back_can_be_cancelled(board_fd: int) -> None:
+def test_a_request_waiting_for_probation_can_be_cancelled(board_fd: int) -> None:
     bench = Bench(board_fd, *[SuspectedRequest(key=key(number)) for number in (1, 2)])
     bench.submit(1, 2, num_replays=1)
     bench.step()

@@ -87,7 +87,7 @@ def spec(max_tokens: int) -> RequestSpec:
     return RequestSpec(key=1 << 32 | 1, request_id="r", prompt_ids=prompt, max_tokens=max_tokens)
 
 
-async def test_it_serves_a_front_and_ends_when_stopped(path: Path) -> None:
+async def test_the_engine_process_serves_a_front_and_exits_when_stopped(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, received):
         facts = await asyncio.wait_for(child.started(), PATIENCE_S)
         assert facts["num_blocks"] == 1024
@@ -102,7 +102,7 @@ async def test_it_serves_a_front_and_ends_when_stopped(path: Path) -> None:
         await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
 
 
-async def test_it_ends_with_its_own_code_when_the_executor_dies(path: Path) -> None:
+async def test_the_death_of_the_executor_has_its_own_exit_code(path: Path) -> None:
     fault = Fault(kind=FaultKind.EXECUTOR_DIES, at_output=3)
     executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
     async with engine(path, executor) as child, front(path) as (port, received):
@@ -113,7 +113,7 @@ async def test_it_ends_with_its_own_code_when_the_executor_dies(path: Path) -> N
         assert not received.end.done()
 
 
-async def test_it_does_not_outlive_its_supervisor(path: Path) -> None:
+async def test_the_engine_process_does_not_outlive_its_supervisor(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, received):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
         child.close_lifeline()
@@ -122,7 +122,9 @@ async def test_it_does_not_outlive_its_supervisor(path: Path) -> None:
         assert not path.parent.exists()
 
 
-async def test_it_does_not_outlive_its_supervisor_while_a_step_hangs(path: Path) -> None:
+async def test_the_engine_process_does_not_outlive_its_supervisor_during_a_hung_step(
+    path: Path,
+) -> None:
     fault = Fault(kind=FaultKind.HANG, at_output=2)
     executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
     async with engine(path, executor) as child, front(path) as (port, _):
@@ -140,7 +142,7 @@ async def test_it_does_not_outlive_its_supervisor_while_a_step_hangs(path: Path)
     ],
     ids=["no model", "too much for the scheduler"],
 )
-async def test_one_line_states_why_it_cannot_start(
+async def test_a_failed_start_is_reported_in_one_line(
     path: Path, executor: ExecutorConfig, reason: str
 ) -> None:
     async with engine(path, executor) as child:

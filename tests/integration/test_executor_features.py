@@ -24,7 +24,7 @@ async def rejected(served: ServedFront, message: pb.GenerateRequest) -> RichErro
     return rich_error(caught.value)
 
 
-async def test_what_an_executor_lacks_is_published_and_rejected_by_name(text: ModelText) -> None:
+async def test_unsupported_features_are_published_and_rejected_by_name(text: ModelText) -> None:
     async with serving(text, is_up=False) as served:
         served.port.info = bare_info()
         served.port.come_up()
@@ -59,7 +59,7 @@ KEEPS: dict[str, tuple[str, Callable[[pb.GenerateRequest], object]]] = {
         (FrontConfig(is_prefix_caching=False), False, frozenset(), False),
     ],
 )
-async def test_blocks_are_kept_by_the_scheduler_or_by_an_engine_that_can(
+async def test_retention_and_sessions_are_offered_if_scheduler_or_engine_supports_them(
     text: ModelText,
     config: FrontConfig,
     is_self_paced: bool,
@@ -94,7 +94,7 @@ def test_every_feature_of_an_executor_is_one_of_the_contract() -> None:
     assert {feature.value for feature in Feature} <= published
 
 
-async def test_what_the_executor_offers_is_published(text: ModelText) -> None:
+async def test_executor_features_are_published(text: ModelText) -> None:
     async with serving(text, FrontConfig(max_constraint_bytes=777), is_up=False) as served:
         models = model_service_pb2_grpc.ModelServiceStub(served.channel)
         unknown = (await models.GetModel(model_service_pb2.GetModelRequest())).model

@@ -137,7 +137,7 @@ async def test_drain_ends_the_rest_with_unavailable(served: ServedFront) -> None
     assert served.server.num_live_requests == 0
 
 
-async def test_drain_is_not_held_up_by_watchers(served: ServedFront) -> None:
+async def test_watchers_do_not_delay_a_drain(served: ServedFront) -> None:
     health = health_stub(served)
     watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
     for watch in watches:

@@ -16,19 +16,19 @@ from support.fronts import serving
 from support.patience import PATIENCE_S
 
 
-class Beats(ServiceListener):
+class HeartbeatRecorder(ServiceListener):
     """A receiver of heartbeats."""
 
     def __init__(self) -> None:
-        self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
+        self._heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
-        self._beats.put_nowait(beat)
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._heartbeats.put_nowait(heartbeat)
 
     async def next(self) -> tuple[bool, int]:
         """Return whether the engine is up and its epoch, from the next heartbeat."""
-        beat = await asyncio.wait_for(self._beats.get(), PATIENCE_S)
-        return beat.is_engine_up, beat.epoch
+        heartbeat = await asyncio.wait_for(self._heartbeats.get(), PATIENCE_S)
+        return heartbeat.is_engine_up, heartbeat.epoch
 
 
 async def test_an_engine_that_connects_or_disconnects_is_reported_at_once(
@@ -39,18 +39,18 @@ async def test_an_engine_that_connects_or_disconnects_is_reported_at_once(
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
-    beats = Beats()
-    receiver = FrontReceiver(beats)
+    heartbeats = HeartbeatRecorder()
+    receiver = FrontReceiver(heartbeats)
     await receiver.start(listener)
     watch = FrontWatch(path, 7)
     try:
         async with serving(text, is_up=False, recorder=watch.recorder) as front:
             await watch.start(front.server)
-            assert await beats.next() == (False, 0)
+            assert await heartbeats.next() == (False, 0)
             front.port.come_up(epoch=3)
-            assert await beats.next() == (True, 3)
+            assert await heartbeats.next() == (True, 3)
             front.port.go_down()
-            assert (await beats.next())[0] is False
+            assert (await heartbeats.next())[0] is False
     finally:
         await watch.close()
         await receiver.close(PATIENCE_S)

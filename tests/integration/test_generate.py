@@ -74,7 +74,7 @@ async def test_stop_string_across_tokens_ends_the_stream_and_the_engine(
     assert len(served.port.cancelled) == 1, "a finished request is not cancelled again"
 
 
-async def test_stop_token_of_the_client_is_named_and_end_of_sequence_is_not(
+async def test_a_client_stop_token_is_reported_and_end_of_sequence_is_not(
     served: ServedFront,
 ) -> None:
     eos = served.server.front.text.files.eos_ids[0]

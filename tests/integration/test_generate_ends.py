@@ -112,7 +112,7 @@ async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
     assert await served.port.next_cancel() == ((spec.key,), FinishReason.CANCELLED)
 
 
-async def test_a_grpc_deadline_beyond_the_servers_limit_ends_there(text: ModelText) -> None:
+async def test_a_grpc_deadline_beyond_the_servers_limit_is_reduced_to_it(text: ModelText) -> None:
     config = FrontConfig(default_deadline_s=12.0, max_deadline_s=50.0, acceptance_delay_s=0.0)
     async with serving(text, config) as served:
         call = served.stub.Generate(text_request("hello"), timeout=7200)

@@ -17,7 +17,7 @@ from support.generate_requests import limited
 from support.stepped_service import another_front, running
 
 
-async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
+async def test_concurrent_streams_equal_separate_ones(text: ModelText) -> None:
     async with running(text) as served:
         messages = []
         for index in range(24):

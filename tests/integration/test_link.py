@@ -70,7 +70,7 @@ def flood(fake: FakeEngine, engine: EngineLink, num_bytes: int) -> None:
     for step in range(num_bytes // (12 * num_tokens) + 1):
         keys = np.full(num_tokens, 1 << 32 | 5, dtype=np.int64)
         tokens = np.zeros(num_tokens, dtype=np.int32)
-        fake.news.put(StepEvents(step=step, at_s=0.0, keys=keys, tokens=tokens))
+        fake.updates.put(StepEvents(step=step, at_s=0.0, keys=keys, tokens=tokens))
     engine.connections.wake()
 
 

@@ -17,7 +17,7 @@ from support.link import Recorder, hello, listening, socket_path
 from support.patience import PATIENCE_S
 
 KEY = 1 << 32 | 1
-NEWS = encode(
+EVENTS = encode(
     StepEvents(
         step=1,
         at_s=0.0,
@@ -74,17 +74,17 @@ async def test_an_engine_that_resumes_after_its_successor_started_is_ignored() -
                 assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 2
             await asyncio.wait_for(recorder.lost.get(), PATIENCE_S)
             async with engines.connected() as first:
-                await engines.emit(first, encode(hello(1)), NEWS)
+                await engines.emit(first, encode(hello(1)), EVENTS)
                 await engines.until_hung_up(first)
             assert recorder.hellos.empty()
             assert recorder.events.empty()
             # Not a loss either: no engine was connected.
             assert recorder.lost.empty()
             async with engines.connected() as third:
-                await engines.emit(third, encode(hello(3)), NEWS)
+                await engines.emit(third, encode(hello(3)), EVENTS)
                 assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 3
-                news = await asyncio.wait_for(recorder.events.get(), PATIENCE_S)
-                assert news.tokens.tolist() == [7]
+                updates = await asyncio.wait_for(recorder.events.get(), PATIENCE_S)
+                assert updates.tokens.tolist() == [7]
 
 
 async def test_a_front_may_reconnect_to_the_same_engine() -> None:
@@ -100,6 +100,6 @@ async def test_events_without_a_hello_are_ignored() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as connection:
-                await engines.emit(connection, NEWS)
+                await engines.emit(connection, EVENTS)
                 await engines.until_hung_up(connection)
             assert recorder.events.empty()

@@ -65,7 +65,7 @@ async def rejection(served: ServedFront, message: pb.GenerateRequest) -> grpc.ai
 
 @pytest.mark.parametrize(("num_ids", "is_on_loop"), [(MANY, True), (MANY + 1, False)])
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Multiplex"])
-async def test_long_ones_are_converted_on_a_thread(
+async def test_long_prompts_are_converted_on_a_thread(
     served: ServedFront, conversions: Conversions, method: str, num_ids: int, is_on_loop: bool
 ) -> None:
     ids = [60 + index % 30 for index in range(num_ids)]
@@ -85,7 +85,7 @@ async def test_long_ones_are_converted_on_a_thread(
     call.cancel()
 
 
-async def test_unknown_ids_of_a_long_one_are_named(
+async def test_unknown_ids_of_a_long_prompt_are_named(
     served: ServedFront, conversions: Conversions
 ) -> None:
     message = request([72] * 200)

@@ -183,7 +183,7 @@ def test_without_a_host_the_page_is_not_shown(harness: Harness) -> None:
 
 
 def test_a_network_address_accepts_any_host_name() -> None:
-    """Tested as a WSGI application, because a test's socket is on the loopback interface."""
+    """Calls the WSGI application directly, because a test's socket is on the loopback interface."""
     app = MetricsApplication(
         Exposition(ServiceMetrics(model="demo")), lambda: b"{}", is_local=False
     )

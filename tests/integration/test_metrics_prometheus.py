@@ -26,7 +26,7 @@ from penstock.server.observe.request_record import Segment, SegmentKind
 from support.dashboards import RULES, dashboard_queries, without_variables
 from support.patience import PATIENCE_S
 from support.ports import reusable_port
-from support.reports import beat, engine_hello, outcome, record, steps
+from support.reports import engine_hello, heartbeat, outcome, record, steps
 from support.service import Service, simulated, started
 
 # A real Prometheus that scrapes a port of this machine, and its API.
@@ -135,7 +135,7 @@ class Traffic:
         self._num += 1
         num = self._num
         self._metrics.take_heartbeat(
-            beat(
+            heartbeat(
                 1,
                 outcome(9 * num),
                 outcome(num, code=8, reason="QUEUE_FULL", finish_reason=""),

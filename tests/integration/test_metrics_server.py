@@ -18,7 +18,7 @@ from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
 from support.metric_samples import Harness, samples_of
 from support.patience import PATIENCE_S
-from support.reports import beat, outcome, record, steps
+from support.reports import heartbeat, outcome, record, steps
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def harness() -> Iterator[Harness]:
 def fill(metrics: ServiceMetrics) -> None:
     metrics.take_records([record(ttft_s=0.25, num_completion_tokens=5)])
     metrics.take_heartbeat(
-        beat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1})
+        heartbeat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1})
     )
     metrics.take_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
 
@@ -52,7 +52,7 @@ def test_a_scrape(harness: Harness) -> None:
 
 @pytest.mark.parametrize("compat", ["", *COMPAT_NAMES])
 @pytest.mark.parametrize("is_filled", [False, True])
-def test_promtool_finds_nothing_wrong(harness: Harness, compat: str, is_filled: bool) -> None:
+def test_promtool_reports_no_problem(harness: Harness, compat: str, is_filled: bool) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
@@ -80,7 +80,7 @@ def test_formats_and_compression_are_negotiated(harness: Harness) -> None:
     assert headers["Content-Encoding"] is None
 
 
-def test_the_gauges_of_the_gateway_are_there_from_the_start(harness: Harness) -> None:
+def test_gateway_gauges_exist_from_the_start(harness: Harness) -> None:
     _, _, body = harness.ask("/metrics")
     text, samples = body.decode(), samples_of(body.decode())
 
@@ -211,7 +211,7 @@ def test_a_port_in_use_is_reported_when_the_server_is_made(harness: Harness) -> 
         )
 
 
-def test_it_can_be_closed_before_it_began_and_twice() -> None:
+def test_the_server_can_be_closed_before_its_start_and_twice() -> None:
     server = MetricsServer(
         host="127.0.0.1", port=0, metrics=ServiceMetrics(model="demo"), status=bytes
     )

@@ -35,7 +35,7 @@ async def multiplexed(
     return events
 
 
-async def test_the_same_as_generate(text: ModelText) -> None:
+async def test_multiplex_delivers_the_same_as_generate(text: ModelText) -> None:
     async with running(text) as served:
         messages: list[pb.GenerateRequest] = []
         for index in range(24):

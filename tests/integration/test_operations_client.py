@@ -221,7 +221,7 @@ async def test_arguments_that_cannot_be_sent(
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_no_service_and_a_closed_client(kind: type[Face]) -> None:
+async def test_errors_without_a_service_and_with_a_closed_client(kind: type[Face]) -> None:
     async with serving_operations() as operations:
         address = operations.address
     operator = kind(address, retry=NO_RETRY)

@@ -58,7 +58,7 @@ async def test_lists_are_filtered(operations: ServedOperations) -> None:
     assert await ids(model="tiny", state=state_pb2.REQUEST_STATE_PENDING) == ["request-2"]
 
 
-async def test_pages_are_complete_although_requests_start_and_end(
+async def test_pages_are_complete_while_requests_start_and_end(
     operations: ServedOperations,
 ) -> None:
     operations.fake.requests = numbered(250)

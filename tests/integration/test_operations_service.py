@@ -65,9 +65,7 @@ async def test_the_state_of_a_model(
         lambda stub: stub.DumpFlightRecord(pb.DumpFlightRecordRequest(model="other")),
     ],
 )
-async def test_a_model_that_is_not_there_is_not_found(
-    operations: ServedOperations, call: Any
-) -> None:
+async def test_an_unknown_model_is_not_found(operations: ServedOperations, call: Any) -> None:
     error = await rejection(call(operations.stub))
 
     assert (error.code, error.info.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
@@ -199,7 +197,7 @@ async def test_a_fault_is_reported_without_its_text(operations: ServedOperations
     assert operations.server.num_internal_errors == 1
 
 
-async def test_health_and_reflection_are_there(operations: ServedOperations) -> None:
+async def test_health_and_reflection_are_served(operations: ServedOperations) -> None:
     health = cast("Any", health_pb2_grpc.HealthStub)(operations.channel)
     for service in ("", "penstock.v1.OperationsService"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
@@ -218,7 +216,7 @@ async def test_health_and_reflection_are_there(operations: ServedOperations) -> 
     assert "penstock.v1.GenerationService" not in names
 
 
-async def test_generation_is_not_served_here(operations: ServedOperations) -> None:
+async def test_the_operations_port_does_not_serve_generation(operations: ServedOperations) -> None:
     path = "/penstock.v1.GenerationService/Cancel"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await cast("Any", operations.channel.unary_unary(path))(b"")

@@ -95,7 +95,7 @@ async def test_the_next_in_the_queue_is_accepted_and_no_more(served: ServedFront
         assert shape(await stream.rest()) == []
 
 
-async def test_a_position_that_is_known_late_is_still_reported(text: ModelText) -> None:
+async def test_a_queue_position_that_arrives_late_is_reported(text: ModelText) -> None:
     async with serving(text) as served, Client(served.address) as client:
         stream = EventStream(client)
         first = asyncio.ensure_future(stream.next())

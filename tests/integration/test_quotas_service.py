@@ -58,7 +58,7 @@ async def test_a_quota_is_exact_over_several_fronts(tmp_path: Path) -> None:
             await channel.close()
 
 
-async def test_limits_of_the_policy_file_hold_and_change(tmp_path: Path) -> None:
+async def test_limits_of_the_policy_file_apply_and_can_be_changed(tmp_path: Path) -> None:
     model = tiny_tokenizers.write_model_folder(tmp_path / "tiny")
     policy = tmp_path / "policy.toml"
     policy.write_text(policy_of(2), encoding="utf-8")

@@ -146,7 +146,7 @@ def test_a_service_that_is_not_ready_in_time_is_killed() -> None:
         ReplicaService(OPTIONS, start_timeout_s=0.0)
 
 
-async def test_a_service_dies_with_its_owner() -> None:
+async def test_a_service_does_not_outlive_its_owner() -> None:
     paths = [str(PACKAGE_ROOT), *filter(None, sys.path)]
     owner = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OWNER, *OPTIONS),

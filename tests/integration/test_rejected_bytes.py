@@ -18,7 +18,7 @@ _NUM_CALLS = 8
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Cancel"])
-async def test_bytes_of_a_rejected_call_are_not_held(text: ModelText, method: str) -> None:
+async def test_bytes_of_a_rejected_call_are_freed(text: ModelText, method: str) -> None:
     garbage = b"\xff" * _MIB
     async with serving(text) as served:
         channel: Any = served.channel

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.scheduler.events import Admitted, Completed, Preempted, Stay, Wait
+from penstock.scheduler.events import Admitted, Completed, Preempted, Residency, Wait
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.text.model_text import ModelText
 from support.calls import SERVICE, STYLES, Call
@@ -200,7 +200,10 @@ async def test_preemption_and_the_engines_report(site: tuple[ServedFront, Record
     key = await served.port.next_key()
     clock = served.server.front.clock
     waits = (Wait(slots_s=0.5), Wait(blocks_s=0.25, num_passed_by=1))
-    stays = (Stay(num_chunks=1, num_steps=2), Stay(num_chunks=2, num_steps=3, max_batch_size=7))
+    residencies = (
+        Residency(num_chunks=1, num_steps=2),
+        Residency(num_chunks=2, num_steps=3, max_batch_size=7),
+    )
     emit = served.port.emit
 
     def admit(again: int, num_cached_tokens: int) -> None:
@@ -215,10 +218,10 @@ async def test_preemption_and_the_engines_report(site: tuple[ServedFront, Record
 
     admit(0, 1)
     served.port.send(key, served.encode("ab"))
-    emit(changes=[Preempted(key=key, at_s=clock(), stay=stays[0])])
+    emit(changes=[Preempted(key=key, at_s=clock(), residency=residencies[0])])
     admit(1, 4)
     served.port.send(key, served.encode("c"))
-    end = Completed(key=key, at_s=clock(), reason=FinishReason.STOP, stay=stays[1])
+    end = Completed(key=key, at_s=clock(), reason=FinishReason.STOP, residency=residencies[1])
     emit(ends=[end])
     await call.outcome()
     record = await log.next()
@@ -228,7 +231,7 @@ async def test_preemption_and_the_engines_report(site: tuple[ServedFront, Record
     decodes = [segment for segment in record.segments if segment.kind == "decode"]
     prefills = [segment for segment in record.segments if segment.kind == "prefill"]
     assert [segment.wait for segment in queues] == list(waits)
-    assert [segment.stay for segment in decodes] == list(stays)
+    assert [segment.residency for segment in decodes] == list(residencies)
     assert [segment.num_tokens for segment in decodes] == [2, 1]
     assert [segment.num_cached_tokens for segment in prefills] == [1, 4]
     assert record.num_cached_tokens == 1

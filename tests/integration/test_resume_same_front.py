@@ -50,7 +50,7 @@ async def read_one(call: Any) -> Any:
     return await call.read()
 
 
-async def test_a_lost_stream_continues_where_it_was(service: SteppedService) -> None:
+async def test_a_lost_stream_resumes_at_its_position(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=40)
     call = service.stub.Generate(resumable(num_tokens=40))
     first = await lose(service, call, 8)
@@ -62,7 +62,7 @@ async def test_a_lost_stream_continues_where_it_was(service: SteppedService) -> 
     assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_the_rest_of_a_finished_result_begins_anywhere(service: SteppedService) -> None:
+async def test_a_finished_result_can_be_resumed_at_any_position(service: SteppedService) -> None:
     whole = await service.end_of(service.stub.Generate(resumable(num_tokens=20)))
     for start in range(len(whole) + 1):
         first = whole[:start]
@@ -88,7 +88,7 @@ async def test_resume_continues_live(service: SteppedService) -> None:
     assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_the_older_stream_ends_superseded(service: SteppedService) -> None:
+async def test_an_older_stream_of_the_request_ends_as_superseded(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
     await read_some(service, call, 3)
     resume = service.stub.Resume(resumed("r", next_sequence=3))
@@ -231,7 +231,7 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
         assert (len(kept), kept.num_bytes) == (0, 0)
 
 
-async def test_cancel_while_no_call_reads(service: SteppedService) -> None:
+async def test_cancel_of_a_request_without_a_call(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
     reported = await lose(service, call, 4)
     answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
@@ -268,7 +268,9 @@ async def test_a_request_too_large_to_be_kept_is_rejected(text: ModelText) -> No
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 61.0])
-async def test_a_grace_out_of_bounds_is_named(service: SteppedService, grace_s: float) -> None:
+async def test_a_grace_out_of_range_is_rejected_by_its_field(
+    service: SteppedService, grace_s: float
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.end_of(service.stub.Generate(resumable(grace_s=grace_s)))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -312,7 +314,7 @@ async def test_a_multiplexed_request_is_kept_too(service: SteppedService) -> Non
     assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_a_multiplexed_request_that_is_taken_over_ends_there(
+async def test_a_multiplexed_request_resumed_elsewhere_ends_on_its_call(
     service: SteppedService,
 ) -> None:
     call = service.stub.Multiplex()

@@ -1,8 +1,7 @@
 """Deadlines, quotas and tenants of a real `penstock serve`, as clients observe them.
 
-Steps take 20 ms, which the service has as its cost model and has confirmed, and one request runs at
-a time. On a busy machine step times are irregular: then nothing is predicted, and clients send
-again.
+Steps take 20 ms, as in the service's cost model, and one request runs at a time. On a busy machine
+step times are irregular: then the service predicts nothing, and the clients of these tests retry.
 """
 
 import asyncio

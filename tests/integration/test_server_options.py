@@ -1,7 +1,7 @@
 """The server's gRPC options take effect, and gRPC core knows their names.
 
-The core ignores unknown names. If our value is the core's default, another value is tested, because
-the default would show no effect.
+The core ignores unknown names. If an option is set to the core's default, the test uses another
+value, because the default has no visible effect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def padding(num_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_core_knows_every_name(core: bytes, name: str) -> None:
+def test_grpc_core_has_every_option_name(core: bytes, name: str) -> None:
     assert name.encode() + b"\0" in core
     assert name[:-1].encode() + b"\0" not in core, "a name that is misspelt is found out"
     assert NAMES.count(name) == 1

@@ -33,8 +33,8 @@ def with_programs() -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def environment() -> AsyncIterator[dict[str, str]]:
-    """Provide the variables of the page's first block, for a server with all ports, with our
-    programs on PATH.
+    """Provide the variables of the page's first block for a running server with all ports, and a
+    PATH with the programs of this Python.
     """
     doors = ("--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *doors) as service:

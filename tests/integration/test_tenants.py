@@ -70,7 +70,7 @@ async def test_tenants_have_their_own_ids_requests_and_blocks(served: ServedFron
         assert (await collect(call))[0].accepted.request_id == "r", "its own word for it"
 
 
-async def test_no_tenant_cancels_for_another(served: ServedFront) -> None:
+async def test_no_tenant_can_cancel_requests_of_another(served: ServedFront) -> None:
     call = served.stub.Generate(request(), metadata=named("a"))
     (spec,) = await served.port.next_submission()
     for other in (named("b"), ()):

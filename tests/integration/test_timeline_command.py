@@ -97,7 +97,7 @@ def test_the_record_of_a_killed_engine_becomes_a_trace(recording: Path) -> None:
     assert f"timeline     {output}: open it in https://ui.perfetto.dev" in reported
 
 
-def test_pipes_and_the_last_steps(recording: Path, tmp_path: Path) -> None:
+def test_timeline_reads_a_pipe_and_selects_the_last_steps(recording: Path, tmp_path: Path) -> None:
     piped = finished("timeline", "-", "-o", "-", "--last", 5, data=recording.read_bytes())
     assert piped.returncode == 0, piped.stderr
     check_trace(json.loads(piped.stdout))

@@ -89,7 +89,9 @@ def path_without_rich(tmp_path: Path) -> str:
     return os.pathsep.join((str(tmp_path), *sys.path))
 
 
-async def test_a_missing_package_is_named(served: ServedOperations, path_without_rich: str) -> None:
+async def test_a_missing_package_is_reported(
+    served: ServedOperations, path_without_rich: str
+) -> None:
     path = path_without_rich
     code, _, err = await top("--once", "--address", served.address, PYTHONPATH=path)
     assert (code, "needs the package rich" in err) == (2, True)

@@ -25,7 +25,7 @@ from support.trtllm_engine import (
 )
 
 
-def test_limits_are_those_of_the_engine_and_not_those_asked_for(
+def test_limits_are_those_of_the_engine_and_not_the_requested_ones(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def less(limits_of: Any, *arguments: Any) -> Any:
@@ -71,7 +71,7 @@ def test_an_engine_without_statistics_does_not_start(build: BuildHarness) -> Non
     assert not control.view().is_alive
 
 
-def test_an_engine_that_dies_while_it_is_asked_for_its_limits_does_not_start(
+def test_an_engine_that_dies_while_reporting_its_limits_does_not_start(
     build: BuildHarness,
 ) -> None:
     with pytest.raises(Exception, match="the executor failed"):
@@ -79,7 +79,7 @@ def test_an_engine_that_dies_while_it_is_asked_for_its_limits_does_not_start(
     assert not fake_module("fake_control").engine().view().is_alive
 
 
-def test_an_engine_that_is_silent_when_asked_for_its_limits_does_not_start(
+def test_an_engine_that_does_not_report_its_limits_does_not_start(
     build: BuildHarness,
 ) -> None:
     with pytest.raises(ExecutorDied, match="it is unresponsive"):
@@ -167,7 +167,9 @@ def test_missing_fetched_statistics_do_not_block_the_start(
         build(fake={"has_stats": False, "stats": "rpc"}, watch={"limits_timeout_s": 0.05})
 
 
-def test_the_mirror_is_exact_while_requests_come_go_and_are_cancelled(build: BuildHarness) -> None:
+def test_the_block_account_equals_the_engines_during_arrivals_ends_and_cancels(
+    build: BuildHarness,
+) -> None:
     harness = build(num_blocks=24, max_batch_size=4)
     harness.submit(
         *(greedy_spec(key, 1 + key % 9, max_tokens=3 + key % 11) for key in range(1, 33))

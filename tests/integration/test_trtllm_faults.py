@@ -69,7 +69,7 @@ def test_every_adapter_is_tried_at_the_start(build: BuildHarness, tmp_path: Path
     assert [request.lora_name for request in tried] == ["lora-0", "lora-1", "lora-2"]
 
 
-def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
+def test_an_adapter_that_ends_the_engine_is_reported_at_the_start(
     build: BuildHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = with_adapters(tmp_path, 2)

@@ -204,7 +204,7 @@ def test_a_general_error_fails_the_running_requests_and_no_others(build: BuildHa
         ("TypeError", "unexpected keyword", FailureReason.EXECUTOR_REQUEST_FAILED),
     ],
 )
-def test_an_error_at_submission_ends_that_request_alone(
+def test_an_error_at_submission_fails_only_its_request(
     build: BuildHarness,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,

@@ -13,7 +13,7 @@ from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from support.overload_calls import Calls, fill_slots
-from support.shown_queue import ShownQueue
+from support.published_queue import PublishedQueue
 from support.stepped_service import SteppedService, another_front, request, stepped
 
 MAX_WAITING = 32
@@ -52,7 +52,7 @@ async def test_requests_of_the_tenant_with_the_longest_queue_are_displaced_acros
     """One tenant floods one front; the other tenants use the other front, which does not see the
     flood.
     """
-    shown = ShownQueue(service.engine)
+    shown = PublishedQueue(service.engine)
     flood, quiet = Calls(), Calls()
     async with another_front(service, tenant_metadata_key=KEY) as other:
         for each in (service, other):

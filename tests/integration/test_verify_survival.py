@@ -75,7 +75,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
 
 
 async def test_the_started_service_gets_its_configured_drain_time() -> None:
-    """The wait is not shorter than the configured drain, also if the environment configures it."""
+    """`verify` waits at least for the drain time of the service, which the environment may set."""
     reported: list[str] = []
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     environment = {

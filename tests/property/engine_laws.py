@@ -19,7 +19,7 @@ from penstock.scheduler.events import (
     Failed,
     Preempted,
     Queued,
-    Stay,
+    Residency,
     StepEvents,
     Wait,
 )
@@ -383,9 +383,9 @@ def check_waits(machine: EngineMachine, events: StepEvents, num_batches: int) ->
                 is_passed = key not in running and other.sequence < output.sequence
                 other.num_passed_by += is_passed
         elif isinstance(change, Preempted):
-            assert change.stay is not None
+            assert change.residency is not None
             running.discard(change.key)
-            _check_stay(machine, output, change.stay, num_batches)
+            _check_residency(machine, output, change.residency, num_batches)
             output.waits_since_s = change.at_s
             output.num_passed_by = least[change.key] = 0
     first_keys = {change.key for change in events.changes}
@@ -396,10 +396,10 @@ def check_waits(machine: EngineMachine, events: StepEvents, num_batches: int) ->
             and output.is_new
             and (output.spec.leader_key or output.spec.key) not in first_keys
         )
-        assert (end.stay is not None) is is_running
+        assert (end.residency is not None) is is_running
         assert (end.wait is not None) is not (is_running or was_rejected)
-        if end.stay is not None:
-            _check_stay(machine, output, end.stay, len(machine.executor.batches))
+        if end.residency is not None:
+            _check_residency(machine, output, end.residency, len(machine.executor.batches))
         if end.wait is not None:
             _check_wait(machine, output, end.wait, end.at_s)
             # When in this turn it ended is not reported.
@@ -414,10 +414,12 @@ def _check_wait(machine: EngineMachine, output: Output, wait: Wait, at_s: float)
     assert machine.config.order is SchedulingOrder.FAIR or not wait.fairness_s
 
 
-def _check_stay(machine: EngineMachine, output: Output, stay: Stay, num_batches: int) -> None:
-    """Check a stay's numbers of steps and prompt chunks against the batches that contained the
+def _check_residency(
+    machine: EngineMachine, output: Output, residency: Residency, num_batches: int
+) -> None:
+    """Check a residency's numbers of steps and prompt chunks against the batches that contained the
     request since its last admission. A chunk that is run again counts once. `num_batches`: number
-    of batches launched before the stay ended.
+    of batches launched before the residency ended.
     """
     key, num_steps, num_chunks, furthest = output.spec.key, 0, 0, 0
     for ends, prefilled in machine.executor.batches[output.first_batch : num_batches]:
@@ -426,4 +428,4 @@ def _check_stay(machine: EngineMachine, output: Output, stay: Stay, num_batches:
             # A request without a result is run again: nothing new is computed.
             num_chunks += key in prefilled and ends[key] > furthest
             furthest = max(furthest, ends[key])
-    assert (stay.num_steps, stay.num_chunks) == (num_steps, num_chunks)
+    assert (residency.num_steps, residency.num_chunks) == (num_steps, num_chunks)

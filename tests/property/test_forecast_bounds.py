@@ -157,7 +157,7 @@ arrivals = st.lists(
     max_num_seqs=st.integers(1, 8),
     num_blocks=st.integers(28, 200),
 )
-def test_no_request_beats_the_time_that_it_takes_alone(
+def test_no_request_is_faster_than_alone(
     arrivals: list[tuple[int, int, int]], budget: int, max_num_seqs: int, num_blocks: int
 ) -> None:
     harness = Harness(budget=budget, max_num_seqs=max_num_seqs, num_blocks=num_blocks)

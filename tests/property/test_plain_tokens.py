@@ -37,7 +37,7 @@ SOME_IDS = (67, 68, 69, 70)
 
 
 @dataclass(frozen=True)
-class News:
+class Update:
     """What the engine reports in one step: an event or end `kind` of output `index`, or "" for
     none, and `tokens` as (output, token id).
     """
@@ -47,10 +47,10 @@ class News:
     tokens: Sequence[tuple[int, int]] = ()
 
 
-Script = list[News | str | int]
+Script = list[Update | str | int]
 """Actions besides events: take all, take this many tokens, and other ends of a stream."""
-PLAIN = News("", 0, [(0, SOME_IDS[0])])
-OPENING: Script = [News("admitted", 0), PLAIN]
+PLAIN = Update("", 0, [(0, SOME_IDS[0])])
+OPENING: Script = [Update("admitted", 0), PLAIN]
 
 indexes = st.integers(0, NUM_OUTPUTS - 1)
 # Most reports are tokens; other events are rare, as in a real engine.
@@ -59,10 +59,10 @@ tokens = st.lists(
     min_size=1,
     max_size=3,
 )
-token_news = st.builds(News, st.just(""), st.just(0), tokens)
-changes = st.builds(News, st.sampled_from(("queued", "admitted", "preempted")), indexes)
-ends = st.builds(News, st.sampled_from(("finished", "failed")), indexes, tokens)
-steps = st.one_of(token_news, st.just(TAKE), st.integers(0, 3), changes)
+token_updates = st.builds(Update, st.just(""), st.just(0), tokens)
+changes = st.builds(Update, st.sampled_from(("queued", "admitted", "preempted")), indexes)
+ends = st.builds(Update, st.sampled_from(("finished", "failed")), indexes, tokens)
+steps = st.one_of(token_updates, st.just(TAKE), st.integers(0, 3), changes)
 scripts = st.builds(
     lambda first, last, after: [*OPENING, *first, *last, *after],
     st.lists(steps, min_size=4, max_size=20),
@@ -110,10 +110,10 @@ def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list
     return stream.take_due(max_tokens)
 
 
-def emit(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> None:
+def emit(port: ScriptedPort, request: LiveRequest, updates: Update, at_s: float) -> None:
     """Report one step of an engine; it may be one that no engine reports."""
     keys = [output.key for output in request.outputs]
-    key = keys[news.index % len(keys)]
+    key = keys[updates.index % len(keys)]
     changes: dict[str, Queued | Admitted | Preempted] = {
         "queued": Queued(key=key, at_s=at_s, num_ahead=1, estimated_queue_s=None),
         "admitted": Admitted(key=key, at_s=at_s, num_cached_tokens=0, num_preemptions=0),
@@ -124,9 +124,9 @@ def emit(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> N
         "failed": Failed(key=key, at_s=at_s, reason=FailureReason.EXECUTOR_REQUEST_FAILED),
     }
     port.emit(
-        tokens=[(keys[index % len(keys)], token_id) for index, token_id in news.tokens],
-        changes=[changes[news.kind]] if news.kind in changes else [],
-        ends=[ends[news.kind]] if news.kind in ends else [],
+        tokens=[(keys[index % len(keys)], token_id) for index, token_id in updates.tokens],
+        changes=[changes[updates.kind]] if updates.kind in changes else [],
+        ends=[ends[updates.kind]] if updates.kind in ends else [],
         at_s=at_s,
     )
 
@@ -164,7 +164,7 @@ async def play(
         elif step == CUT:
             stream.wait_for_reader(-1000.0)
             front.cut_stalled()
-        elif isinstance(step, News):
+        elif isinstance(step, Update):
             emit(port, request, step, now_s - 0.5)
             num_plain += any(output.is_plain for output in request.outputs)
         else:
@@ -190,10 +190,10 @@ def check_both_ways(text: ModelText, generation: GenerationSpec, script: Script)
 
 
 @given(plain, scripts)
-@example(generation_of(2), [*OPENING, News("admitted", 1), News("finished", 0), PLAIN])
-@example(generation_of(1), [*OPENING, TAKE, PLAIN, News("finished", 0)])
+@example(generation_of(2), [*OPENING, Update("admitted", 1), Update("finished", 0), PLAIN])
+@example(generation_of(1), [*OPENING, TAKE, PLAIN, Update("finished", 0)])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, CUT])
-@example(generation_of(1), [*OPENING, TAKE, PLAIN, News("preempted", 0), 0])
+@example(generation_of(1), [*OPENING, TAKE, PLAIN, Update("preempted", 0), 0])
 def test_both_ways_return_the_same(
     text: ModelText, generation: GenerationSpec, script: Script
 ) -> None:

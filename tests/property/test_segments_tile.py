@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.server.front.phases import PhaseClock
 from penstock.server.observe.request_record import SegmentKind
 
@@ -36,7 +36,7 @@ def play(clock: PhaseClock, step: str, now_s: float, num_tokens: int) -> None:
         case "wait":
             clock.explain(wait=Wait(slots_s=now_s))
         case "stay":
-            clock.explain(stay=Stay(num_steps=num_tokens))
+            clock.explain(residency=Residency(num_steps=num_tokens))
         case _:
             clock.find_prefix(num_tokens)
 
@@ -62,5 +62,5 @@ def test_segments_cover_the_lifetime_of_a_request(
     for segment in segments:
         assert segment.wait is None or segment.kind is SegmentKind.QUEUE
         running = (SegmentKind.PREFILL, SegmentKind.DECODE)
-        assert segment.stay is None or segment.kind in running
+        assert segment.residency is None or segment.kind in running
         assert not segment.num_cached_tokens or segment.kind is SegmentKind.PREFILL

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.executor.isolation import run_apart
+from penstock.executor.isolation import run_isolated
 from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -94,7 +94,7 @@ def test_exactly_the_bad_rows_fail(data: st.DataObject) -> None:
     slots = st.frozensets(st.sampled_from(batch.slots.tolist()))
     device = Device(bad=data.draw(slots), asking=data.draw(slots))
 
-    result = run_apart(batch, device.run, device.recover)
+    result = run_isolated(batch, device.run, device.recover)
 
     assert {failure.slot for failure in result.failures} == device.bad
     well = [slot for slot in batch.sampled_slots.tolist() if slot not in device.bad]
@@ -116,7 +116,7 @@ def test_the_search_is_bounded(data: st.DataObject) -> None:
     batch = data.draw(batches())
     device = Device(bad=data.draw(st.frozensets(st.sampled_from(batch.slots.tolist()))))
 
-    run_apart(batch, device.run, device.recover)
+    run_isolated(batch, device.run, device.recover)
 
     num_rows, num_bad = batch.num_rows, len(device.bad)
     depth = math.ceil(math.log2(num_rows))
@@ -133,7 +133,7 @@ def test_the_search_is_bounded(data: st.DataObject) -> None:
 def test_a_step_that_is_too_large_is_run_in_parts_that_fit(batch: Batch, room: int) -> None:
     device = Device(max_tokens=room)
 
-    result = run_apart(batch, device.run, device.recover)
+    result = run_isolated(batch, device.run, device.recover)
 
     assert result.failures == ()
     assert result.slots.tolist() == batch.sampled_slots.tolist()
@@ -143,7 +143,7 @@ def test_a_step_that_is_too_large_is_run_in_parts_that_fit(batch: Batch, room: i
 def test_an_error_that_passes_costs_no_request_anything(batch: Batch) -> None:
     device = Device(passing_errors=1)
 
-    result = run_apart(batch, device.run, device.recover)
+    result = run_isolated(batch, device.run, device.recover)
 
     assert (len(device.parts), result.failures) == (2, ())
     assert result.slots.tolist() == batch.sampled_slots.tolist()
@@ -159,7 +159,7 @@ def test_nothing_is_searched_on_a_device_that_is_lost(batch: Batch, num_errors: 
             raise ExecutorDied("lost")
 
     try:
-        run_apart(batch, device.run, recover)
+        run_isolated(batch, device.run, recover)
     except ExecutorDied:
         assert len(device.parts) == len(device.errors) == num_errors + 1
     else:

@@ -38,7 +38,9 @@ def num_cancelled(totals: stats_pb2.ModelTotals) -> int:
     return totals.num_cancelled
 
 
-async def test_every_node_takes_calls_and_every_replica_has_its_engine(cluster: RayCluster) -> None:
+async def test_every_node_accepts_calls_and_every_replica_has_its_engine(
+    cluster: RayCluster,
+) -> None:
     replicas = cluster.deploy(*ROOMY, **SPREAD)
     before = await until_counted(replicas, num_completed, 0)
 

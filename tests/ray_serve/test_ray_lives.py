@@ -153,10 +153,9 @@ async def test_a_session_resumes_on_its_replica(cluster: RayCluster) -> None:
 
 
 async def _until_ingresses_know(cluster: RayCluster, known: set[str]) -> None:
-    """Wait until both ingresses know the new replicas: one that knows only one of two sends all
-    sessions to it.
+    """Wait until both ingresses have all new replicas; before, they may route all sessions to one.
 
-    Ingresses learn of replicas some time after these run, and not at the same time.
+    An ingress is notified of replicas some time after they run, and not when the other one is.
     """
     sessions = [(("session_id", f"session-{number}"),) for number in range(12)]
     took: list[list[str]] = []

@@ -41,7 +41,7 @@ async def running(
     *args: object, variables: Mapping[str, str] | None = None, **streams: IO[bytes] | int
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """Run a command during the block; kill it and its descendants at the end if it still runs.
-    `streams`: its standard streams, by default without input and with pipes.
+    `streams`: its standard streams; by default stdin is empty, and the others are pipes.
     """
     pipe = asyncio.subprocess.PIPE
     given: Any = {"stdin": asyncio.subprocess.DEVNULL, "stdout": pipe, "stderr": pipe} | streams

@@ -53,7 +53,7 @@ class Witness:
         assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
         failed = [failure.slot for failure in result.failures]
         if self.info.is_self_paced:
-            self._check_news(result, failed)
+            self._check_result(result, failed)
             return result
         answered = [slot for slot in self._expected.pop(0).tolist() if slot not in failed]
         assert result.slots.tolist() == answered
@@ -61,7 +61,7 @@ class Witness:
         assert len(result.tokens) == len(answered)
         return result
 
-    def _check_news(self, result: StepResult, failed: list[int]) -> None:
+    def _check_result(self, result: StepResult, failed: list[int]) -> None:
         """Check the result of a self-paced executor (one that does its own batching): only running
         requests, each once, with its tokens.
         """

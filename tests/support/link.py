@@ -84,7 +84,7 @@ class FakeEngine(Engine):
     def __init__(self) -> None:
         self.submitted: queue.Queue[tuple[RequestSpec, ...]] = queue.Queue()
         self.cancelled: queue.Queue[int] = queue.Queue()
-        self.news: queue.SimpleQueue[StepEvents] = queue.SimpleQueue()
+        self.updates: queue.SimpleQueue[StepEvents] = queue.SimpleQueue()
         self.all_taken = threading.Event()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
@@ -98,14 +98,14 @@ class FakeEngine(Engine):
         return None
 
     def step(self) -> StepEvents:
-        news = self.news.get_nowait()
-        if self.news.empty():
+        updates = self.updates.get_nowait()
+        if self.updates.empty():
             self.all_taken.set()
-        return news
+        return updates
 
     @property
     def has_work(self) -> bool:
-        return not self.news.empty()
+        return not self.updates.empty()
 
     @property
     def ready_fd(self) -> int | None:

@@ -1,4 +1,4 @@
-"""One end of the connection between a front and the observer, read and written by hand."""
+"""One end of the connection between a front and the observer, for tests that play that end."""
 
 import asyncio
 import socket

@@ -8,15 +8,15 @@ import grpc.aio
 from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import RichError, rich_error
-from support.shown_queue import ShownQueue
+from support.published_queue import PublishedQueue
 from support.stepped_service import SteppedService, ids_of, request
 
 
-def show_queue(service: SteppedService) -> ShownQueue:
+def publish_queue(service: SteppedService) -> PublishedQueue:
     """Let the front read the engine's queue from a status board, as from that of an engine
     process; return what publishes the queue on the board.
     """
-    shown = ShownQueue(service.engine)
+    shown = PublishedQueue(service.engine)
     service.front.admission = AdmissionEstimate(shown.view)
     return shown
 

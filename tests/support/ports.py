@@ -1,7 +1,7 @@
 """Ports for programs that cannot take any free one, or that must get the same one again.
 
-They are below those that the kernel gives to sockets without a port, so that no connection of
-another test takes them meanwhile.
+They are below the kernel's range for sockets without a port, so that no connection of another test
+takes them meanwhile.
 """
 
 import secrets
@@ -13,7 +13,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def reusable_port() -> int:
-    """Return a port at which nothing listens now."""
+    """Return a port of 127.0.0.1 to which no socket is bound now."""
     end = int(_RANGE.read_text().split()[0])
     while True:
         port = _LOWEST + secrets.randbelow(end - _LOWEST)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import EngineHello
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 GENERATE = "penstock.v1.GenerationService/Generate"
 WAIT = Wait(blocks_s=0.3, slots_s=0.05, token_budget_s=0.1, other_s=0.05, num_passed_by=2)
-STAY = Stay(num_chunks=3, num_steps=20, min_batch_size=4, max_batch_size=9)
+RESIDENCY = Residency(num_chunks=3, num_steps=20, min_batch_size=4, max_batch_size=9)
 _ZEROS: dict[Any, Any] = {int: 0, float: 0.0, str: "", bool: False}
 
 
@@ -64,7 +64,7 @@ def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
     return blank(OutcomeCount, **given | settings)
 
 
-def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Heartbeat:
+def heartbeat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Heartbeat:
     """Return the heartbeat of an idle front."""
     given = {"front_id": front_id, "pid": 100 + front_id, "epoch": 1, "is_engine_up": True}
     return blank(Heartbeat, outcomes=outcomes, **given | settings)
@@ -124,7 +124,13 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
         Segment(SegmentKind.PREPARE, arrival_s, arrival_s + 0.01),
         Segment(SegmentKind.QUEUE, arrival_s + 0.01, arrival_s + 0.51, wait=WAIT),
         Segment(SegmentKind.PREFILL, arrival_s + 0.51, arrival_s + 0.7, num_cached_tokens=32),
-        Segment(SegmentKind.DECODE, arrival_s + 0.7, arrival_s + 1.95, stay=STAY, num_tokens=17),
+        Segment(
+            SegmentKind.DECODE,
+            arrival_s + 0.7,
+            arrival_s + 1.95,
+            residency=RESIDENCY,
+            num_tokens=17,
+        ),
         Segment(SegmentKind.DELIVER, arrival_s + 1.95, arrival_s + 2.0),
         **given | changes,
     )
@@ -155,10 +161,12 @@ def preempted_record(**changes: Any) -> RequestRecord:
         Segment(kinds.PREPARE, 100.0, 100.1),
         Segment(kinds.QUEUE, 100.1, 100.2, wait=Wait(slots_s=0.1)),
         Segment(kinds.PREFILL, 100.2, 100.3),
-        Segment(kinds.DECODE, 100.3, 100.8, stay=STAY, num_tokens=9),
+        Segment(kinds.DECODE, 100.3, 100.8, residency=RESIDENCY, num_tokens=9),
         Segment(kinds.QUEUE, 100.8, 101.2, wait=Wait(blocks_s=0.4)),
         Segment(kinds.PREFILL, 101.2, 101.3, num_cached_tokens=64),
-        Segment(kinds.DECODE, 101.3, 101.9, stay=Stay(num_chunks=1, num_steps=9), num_tokens=8),
+        Segment(
+            kinds.DECODE, 101.3, 101.9, residency=Residency(num_chunks=1, num_steps=9), num_tokens=8
+        ),
         Segment(kinds.DELIVER, 101.9, 102.0),
     )
     reported: dict[str, Any] = {"segments": segments, "num_preemptions": 1}

@@ -33,7 +33,7 @@ class SelfPacedExecutor:
         self._keys: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._num_emitted: dict[int, int] = {}
-        self._news: dict[int, list[int]] = {}
+        self._updates: dict[int, list[int]] = {}
         self._failures: list[SlotFailure] = []
         self._ends: list[SlotEnd] = []
         self._cached: list[tuple[int, int]] = []
@@ -42,19 +42,19 @@ class SelfPacedExecutor:
 
     def emit(self, key: int, count: int = 1) -> None:
         request = self.inside[key]
-        news = self._news.setdefault(self._slots[key], [])
+        updates = self._updates.setdefault(self._slots[key], [])
         for _ in range(count):
             position = len(request.tokens) + self._num_emitted[key]
             self._num_emitted[key] += 1
-            news.append(token_of(request.spec.request_id, position))
+            updates.append(token_of(request.spec.request_id, position))
 
     def emit_ids(self, key: int, *ids: int) -> None:
         self._num_emitted[key] += len(ids)
-        self._news.setdefault(self._slots[key], []).extend(ids)
+        self._updates.setdefault(self._slots[key], []).extend(ids)
 
     def fail(self, key: int, **flags: bool) -> None:
         slot = self._slots[key]
-        self._news.pop(slot, None)
+        self._updates.pop(slot, None)
         self._failures.append(SlotFailure(slot=slot, detail="scripted", **flags))
 
     def end(self, key: int, **how: object) -> None:
@@ -68,7 +68,7 @@ class SelfPacedExecutor:
         for slot in batch.released:
             key = self._keys.pop(slot)
             del self.inside[key], self._num_emitted[key], self._slots[key]
-            self._news.pop(slot, None)
+            self._updates.pop(slot, None)
         for request in batch.admitted:
             self._keys[request.slot] = request.spec.key
             self._slots[request.spec.key] = request.slot
@@ -77,14 +77,14 @@ class SelfPacedExecutor:
             self.admitted.append(request.spec.key)
 
     def collect(self) -> StepResult:
-        news, self._news = self._news, {}
+        updates, self._updates = self._updates, {}
         failures, self._failures = tuple(self._failures), []
         ends, self._ends = tuple(self._ends), []
         cached, self._cached = tuple(self._cached), []
         return StepResult(
-            slots=np.array(list(news), dtype=np.int32),
-            tokens=np.array([token for ids in news.values() for token in ids], dtype=np.int32),
-            counts=np.array([len(ids) for ids in news.values()], dtype=np.int32),
+            slots=np.array(list(updates), dtype=np.int32),
+            tokens=np.array([token for ids in updates.values() for token in ids], dtype=np.int32),
+            counts=np.array([len(ids) for ids in updates.values()], dtype=np.int32),
             failures=failures,
             ends=ends,
             num_cached=cached,

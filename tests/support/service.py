@@ -57,7 +57,7 @@ class Service:
         self.stderr: list[str] = []
         self.pids: dict[str, asyncio.Queue[int]] = defaultdict(asyncio.Queue)
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._readers = [
             asyncio.create_task(self._read_stdout()),
             asyncio.create_task(self._read_stderr()),
@@ -95,11 +95,11 @@ class Service:
         return line.removeprefix(prefix).strip()
 
     async def _line(self, lines: list[str], is_it: Callable[[str], bool]) -> str:
-        async with asyncio.timeout(PATIENCE_S), self._news:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             while True:
                 for line in filter(is_it, lines):
                     return line
-                await self._news.wait()
+                await self._changed.wait()
 
     async def ended(self) -> int:
         """Wait for the exit of the process and the end of its output; return the exit code."""
@@ -120,9 +120,9 @@ class Service:
     async def _read_stdout(self) -> None:
         assert self.process.stdout is not None
         async for raw in self.process.stdout:
-            async with self._news:
+            async with self._changed:
                 self.stdout.append(raw.decode())
-                self._news.notify_all()
+                self._changed.notify_all()
             ready = READY_LINE.match(raw.decode())
             if ready and not self._ready.done():
                 self._ready.set_result(ready.group(1))
@@ -132,9 +132,9 @@ class Service:
         async for raw in self.process.stderr:
             line = raw.decode()
             assert len(self.stderr) < _MAX_LINES, "the log does not end"
-            async with self._news:
+            async with self._changed:
                 self.stderr.append(line)
-                self._news.notify_all()
+                self._changed.notify_all()
             child = _CHILD_READY.search(line)
             if child:
                 self.pids[child.group(1)].put_nowait(int(child.group(2)))
@@ -249,7 +249,7 @@ async def until_health(channel: grpc.aio.Channel, wanted: int) -> None:
 
 
 async def until_gone(pid: int) -> None:
-    """Wait for the exit of a process that is not our child; return at once if it is gone."""
+    """Wait for the exit of a process that need not be a child; return at once if there is none."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -64,7 +64,7 @@ SNAPSHOT = Snapshot(
 
 
 def snapshot(time_s: float = NOW_UNIX_S, **changes: Any) -> Snapshot:
-    """Return the statistics at Unix time `time_s`, with `changes` to those of the model."""
+    """Return the statistics at Unix time `time_s`; `changes`: other fields of the ModelSnapshot."""
     models = (dataclasses.replace(MODEL, **changes),)
     return dataclasses.replace(SNAPSHOT, time_s=time_s, models=models)
 

@@ -38,7 +38,7 @@ class FakeTimers:
         return sorted(timer.when for timer in self._timers if not timer.is_cancelled)
 
     def advance(self, duration_s: float) -> None:
-        """Advance the time; run each timer that is due at its time, in order."""
+        """Advance the time; call the due timers in order, each at the time for which it was set."""
         end_s = self.now_s + duration_s
         while due := [t for t in self._timers if t.when <= end_s and not t.is_cancelled]:
             timer = min(due, key=lambda timer: timer.when)

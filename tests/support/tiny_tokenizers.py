@@ -126,7 +126,7 @@ def metaspace(prepend_scheme: str = "always") -> Tokenizer:
 
 @cache
 def word_piece() -> Tokenizer:
-    """Return a tokenizer of BERT's family, whose decoder needs the neighbours of a token."""
+    """Return a tokenizer of BERT's family: WordPiece, where text depends on neighbouring tokens."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -180,5 +180,5 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 def encode_chat(
     tokenizer: ModelTokenizer, messages: Sequence[ChatMessage], **options: Any
 ) -> EncodedChat:
-    """Encode a chat prompt as a front does, without concurrency."""
+    """Encode a chat prompt as a front does; blocks until it is encoded."""
     return asyncio.run(tokenizer.encode_chat_async(messages, **options))

@@ -1,9 +1,9 @@
 """A scheduler's engine with the TensorRT-LLM executor and a stand-in for TensorRT-LLM
 (tests/fakes), stepped by the test.
 
-Three clocks advance only by the test: the scheduler's and the executor's (`clock`), the event
-loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call returns when the
-work that it caused is done, so no test depends on timing.
+Only the test advances the three clocks: that of the scheduler and the executor (`clock`), that of
+the event loop (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call returns when
+the work that it caused is done, so no test depends on timing.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def hold_until_submitted(executor: TrtllmExecutor) -> Callable[[], None]:
 
 
 class TrtllmHarness:
-    """A small engine whose loop timeouts a test reaches only by advancing time. Its stand-in is
-    paused after the start unless `is_free`.
+    """A small engine. Its stand-in is paused after the start and its event loop's clock is stopped,
+    unless `is_free`.
 
     `fake`: settings of the stand-in. `scheduler`, `watch`: fields of SchedulerConfig and
     WatchSettings. `config`: other fields of TrtllmConfig.

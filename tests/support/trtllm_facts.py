@@ -25,7 +25,7 @@ def _mark_later(known: dict[str, Any], later: dict[str, Any]) -> None:
 
 
 def of_the_line(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries that release 1.2 has."""
+    """Return only the entries that release 1.2 has."""
     return {name: entry for name, entry in entries.items() if entry.get("since") in (None, "1.2")}
 
 

@@ -23,7 +23,7 @@ bool is_loss(const Failure& failure) {
 
 }  // namespace
 
-void RetryBudget::pay_in() {
+void RetryBudget::deposit() {
   const std::lock_guard lock(mutex_);
   left_ = std::min(left_ + 1, kReserve);
 }
@@ -35,7 +35,7 @@ bool RetryBudget::take() {
   return true;
 }
 
-bool is_passing(const Failure& failure) {
+bool is_transient(const Failure& failure) {
   if (failure.is_retry_forbidden || failure.reason == "READER_STALLED") return false;
   if (failure.code == grpc::StatusCode::RESOURCE_EXHAUSTED) {
     // Without details, RESOURCE_EXHAUSTED usually means a message over a size limit, which is
@@ -53,13 +53,13 @@ Attempts::Attempts(const RetryPolicy& policy, RetryBudget& budget,
     if (*timeout <= Nanoseconds::zero()) throw std::invalid_argument("timeout: must be positive");
     if (*timeout < Clock::time_point::max() - now) deadline_ = now + *timeout;
   }
-  budget.pay_in();
+  budget.deposit();
 }
 
 std::optional<Nanoseconds> Attempts::delay_after(const Failure& failure, bool has_output,
                                                  Clock::time_point now, double jitter) {
   ++num_failed_;
-  if (has_output || num_failed_ >= policy_.max_attempts || !is_passing(failure)) return {};
+  if (has_output || num_failed_ >= policy_.max_attempts || !is_transient(failure)) return {};
   Nanoseconds delay{};
   if (failure.retry_after.has_value()) {
     delay = scaled(*failure.retry_after, 1.0 + policy_.pushback_jitter * jitter);

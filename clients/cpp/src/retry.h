@@ -21,7 +21,7 @@ using Nanoseconds = std::chrono::nanoseconds;
 // Reliability Engineering (O'Reilly, 2016), here without a clock. Thread-safe.
 class RetryBudget {
  public:
-  void pay_in();
+  void deposit();
   // Deducts one retry. Returns whether the budget had one.
   [[nodiscard]] bool take();
 
@@ -33,7 +33,7 @@ class RetryBudget {
 };
 
 // Returns whether the same call may succeed soon.
-[[nodiscard]] bool is_passing(const Failure& failure);
+[[nodiscard]] bool is_transient(const Failure& failure);
 
 // The attempts of one logical call. `jitter` is a uniform random number in [0, 1).
 class Attempts {

@@ -7,7 +7,7 @@ namespace penstock {
 std::size_t Inbox::put(v1::GenerateResponse&& response) {
   const std::lock_guard lock(mutex_);
   messages_.push_back(std::move(response));
-  news_.notify_all();
+  changed_.notify_all();
   return messages_.size();
 }
 
@@ -16,17 +16,17 @@ void Inbox::end(std::optional<Failure> failure, bool is_urgent) {
   if (is_urgent) messages_.clear();
   if (!is_ended_) failure_ = std::move(failure);
   is_ended_ = true;
-  news_.notify_all();
+  changed_.notify_all();
 }
 
 bool Inbox::wait_until(Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  return wait_on(news_, lock, until, [this] { return has_news(); });
+  return wait_on(changed_, lock, until, [this] { return has_updates(); });
 }
 
 std::optional<v1::GenerateResponse> Inbox::take() {
   std::unique_lock lock(mutex_);
-  news_.wait(lock, [this] { return has_news(); });
+  changed_.wait(lock, [this] { return has_updates(); });
   if (!messages_.empty()) {
     v1::GenerateResponse response = std::move(messages_.front());
     messages_.pop_front();

@@ -49,10 +49,10 @@ class Inbox {
   std::optional<v1::GenerateResponse> take();
 
  private:
-  [[nodiscard]] bool has_news() const { return !messages_.empty() || is_ended_; }
+  [[nodiscard]] bool has_updates() const { return !messages_.empty() || is_ended_; }
 
   std::mutex mutex_;
-  std::condition_variable news_;
+  std::condition_variable changed_;
   std::deque<v1::GenerateResponse> messages_;
   bool is_ended_ = false;
   std::optional<Failure> failure_;

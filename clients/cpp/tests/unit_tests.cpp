@@ -68,8 +68,8 @@ void retries_stop_at_output_deadline_and_rejection() {
   Failure rejected = queue_full(1s);
   rejected.is_retry_forbidden = true;
   CHECK(!Attempts({}, budget, {}, kNow).delay_after(rejected, false, kNow, 0.0).has_value());
-  CHECK(!is_passing({.code = grpc::StatusCode::RESOURCE_EXHAUSTED}));
-  CHECK(!is_passing({.code = grpc::StatusCode::INTERNAL}));
+  CHECK(!is_transient({.code = grpc::StatusCode::RESOURCE_EXHAUSTED}));
+  CHECK(!is_transient({.code = grpc::StatusCode::INTERNAL}));
   CHECK(throws<std::invalid_argument>([&] { Attempts({}, budget, 0s, kNow); }));
 }
 
@@ -78,9 +78,9 @@ void retries_of_a_crowd_are_bounded() {
   int num_taken = 0;
   while (num_taken < 1000 && budget.take()) ++num_taken;
   CHECK(num_taken == 100);
-  for (int call = 0; call < 4; ++call) budget.pay_in();
+  for (int call = 0; call < 4; ++call) budget.deposit();
   CHECK(!budget.take());
-  budget.pay_in();
+  budget.deposit();
   CHECK(budget.take());
 }
 

@@ -67,11 +67,11 @@ class BlockingAdapter(Generic[AsyncT_co]):
         run(self._asynchronous.close())
 
 
-def _beneath(face: BlockingAdapter[AsyncT]) -> AsyncT:
+def _async_client_of(face: BlockingAdapter[AsyncT]) -> AsyncT:
     return face._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def answering(
+def blocking_method(
     method: Callable[Concatenate[AsyncT, ParamsT], Coroutine[Any, Any, ResultT]],
 ) -> Callable[Concatenate[BlockingAdapter[AsyncT], ParamsT], ResultT]:
     """Return a blocking method that runs a coroutine method to its end and returns its result."""
@@ -79,13 +79,13 @@ def answering(
     def call(
         face: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
-        return run(method(_beneath(face), *args, **options))
+        return run(method(_async_client_of(face), *args, **options))
 
     _take_name(call, method, inspect.signature(method))
     return call
 
 
-def iterating(
+def blocking_generator(
     method: Callable[Concatenate[AsyncT, ParamsT], AsyncGenerator[ResultT, None]],
 ) -> Callable[Concatenate[BlockingAdapter[AsyncT], ParamsT], Generator[ResultT, None, None]]:
     """Return the blocking form of an asynchronous generator method: a generator that blocks until
@@ -94,7 +94,7 @@ def iterating(
     def call(
         face: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> Generator[ResultT, None, None]:
-        return iterate(method(_beneath(face), *args, **options))
+        return iterate(method(_async_client_of(face), *args, **options))
 
     signature = inspect.signature(method)
     item, _ = get_args(signature.return_annotation)

@@ -11,9 +11,9 @@ import grpc
 from penstock.client.blocking import (
     THREADS,
     BlockingAdapter,
-    answering,
+    blocking_generator,
+    blocking_method,
     blocking_sleep,
-    iterating,
 )
 from penstock.client.call_settings import Metadata
 from penstock.client.channel import DEFAULT_OPERATIONS_ADDRESS, ChannelConfig
@@ -60,14 +60,14 @@ class SyncOperationsClient(BlockingAdapter[OperationsClient]):
             )
         )
 
-    close = answering(OperationsClient.close)
-    get_stats = answering(OperationsClient.get_stats)
-    watch_stats = iterating(OperationsClient.watch_stats)
-    list_requests = answering(OperationsClient.list_requests)
-    get_request = answering(OperationsClient.get_request)
-    drain = answering(OperationsClient.drain)
-    get_flight_steps = answering(OperationsClient.get_flight_steps)
-    get_flight_record = answering(OperationsClient.get_flight_record)
-    dump_flight_record = answering(OperationsClient.dump_flight_record)
-    set_log_level = answering(OperationsClient.set_log_level)
-    profile = answering(OperationsClient.profile)
+    close = blocking_method(OperationsClient.close)
+    get_stats = blocking_method(OperationsClient.get_stats)
+    watch_stats = blocking_generator(OperationsClient.watch_stats)
+    list_requests = blocking_method(OperationsClient.list_requests)
+    get_request = blocking_method(OperationsClient.get_request)
+    drain = blocking_method(OperationsClient.drain)
+    get_flight_steps = blocking_method(OperationsClient.get_flight_steps)
+    get_flight_record = blocking_method(OperationsClient.get_flight_record)
+    dump_flight_record = blocking_method(OperationsClient.dump_flight_record)
+    set_log_level = blocking_method(OperationsClient.set_log_level)
+    profile = blocking_method(OperationsClient.profile)

@@ -4,8 +4,8 @@ Contains the retry policy, and counts the attempts of one logical call. Does no 
 sleep: the clock and the random numbers are arguments.
 
 A call is retried only if all of these conditions hold: none of its output was delivered; the status
-is UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_passing`); the server did not
-forbid retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
+is UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_transient`); the server did
+not forbid retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
 wait ends before the call's deadline. A deadline that cannot be met is raised immediately, although
 its status has a retry time, because the deadline would have passed by then.
 """
@@ -59,7 +59,7 @@ NO_RETRY = RetryPolicy(max_attempts=1)
 """A policy without retries: the first failure is raised."""
 
 
-def is_passing(error: PenstockError) -> bool:
+def is_transient(error: PenstockError) -> bool:
     """Return True if the same call may succeed soon, because the failure is transient.
 
     UNAVAILABLE is transient. RESOURCE_EXHAUSTED is transient if its reason is a full queue or a
@@ -87,7 +87,7 @@ def retry_delay_s(
     `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
     deadline, infinity for none. `jitter` is uniformly distributed in [0, 1).
     """
-    if has_output or attempt >= policy.max_attempts or not is_passing(error):
+    if has_output or attempt >= policy.max_attempts or not is_transient(error):
         return None
     if error.retry_after_s is not None:
         delay_s = error.retry_after_s * (1.0 + policy.pushback_jitter * jitter)
@@ -127,7 +127,7 @@ class Attempts:
         self._reasoned: PenstockError | None = None
         self._budget = budget
         if budget is not None:
-            budget.pay_in()
+            budget.deposit()
 
     def timeout_s(self) -> float | None:
         """Return the gRPC timeout of the next attempt, in seconds; None without a deadline."""

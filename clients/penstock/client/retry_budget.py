@@ -28,7 +28,7 @@ class RetryBudget:
         self._left = float(reserve)
         self._lock = threading.Lock()
 
-    def pay_in(self) -> None:
+    def deposit(self) -> None:
         """Add the share of one call to the budget."""
         with self._lock:
             self._left = min(self._most, self._left + self._share)

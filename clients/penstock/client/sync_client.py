@@ -15,9 +15,9 @@ from penstock.client.batch import BatchItem, BatchRequest, OnEvent
 from penstock.client.blocking import (
     THREADS,
     BlockingAdapter,
-    answering,
+    blocking_generator,
+    blocking_method,
     blocking_sleep,
-    iterating,
 )
 from penstock.client.call_settings import CallSettings, Metadata
 from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig
@@ -86,20 +86,20 @@ class SyncClient(BlockingAdapter[Client]):
         """The current numbers of connections and generations."""
         return self._asynchronous.pool_state
 
-    close = answering(Client.close)
-    generate = iterating(Client.generate)
-    resume = iterating(Client.resume)
-    chat = iterating(Client.chat)
-    chat_once = answering(Client.chat_once)
-    generate_text = iterating(Client.generate_text)
-    generate_once = answering(Client.generate_once)
-    cancel = answering(Client.cancel)
-    list_models = answering(Client.list_models)
-    get_model = answering(Client.get_model)
-    tokenize = answering(Client.tokenize)
-    detokenize = answering(Client.detokenize)
-    health = answering(Client.health)
-    wait_until_serving = answering(Client.wait_until_serving)
+    close = blocking_method(Client.close)
+    generate = blocking_generator(Client.generate)
+    resume = blocking_generator(Client.resume)
+    chat = blocking_generator(Client.chat)
+    chat_once = blocking_method(Client.chat_once)
+    generate_text = blocking_generator(Client.generate_text)
+    generate_once = blocking_method(Client.generate_once)
+    cancel = blocking_method(Client.cancel)
+    list_models = blocking_method(Client.list_models)
+    get_model = blocking_method(Client.get_model)
+    tokenize = blocking_method(Client.tokenize)
+    detokenize = blocking_method(Client.detokenize)
+    health = blocking_method(Client.health)
+    wait_until_serving = blocking_method(Client.wait_until_serving)
 
     # Not shared with `Client`, because these requests come only from a plain iterable.
     def generate_many(

@@ -30,11 +30,11 @@ class SyncMultiplexStream:
     call."""
 
     def __init__(
-        self, call: "_Call", lane: Lane, has_news: threading.Event, timeout_s: float | None
+        self, call: "_Call", lane: Lane, has_updates: threading.Event, timeout_s: float | None
     ) -> None:
         self._call = call
         self._lane = lane
-        self._has_news = has_news
+        self._has_updates = has_updates
         self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
 
     def __aiter__(self) -> Self:
@@ -45,7 +45,7 @@ class SyncMultiplexStream:
             response = self._lane.take()
             while response is None:
                 # In this order, no message between the two statements is missed.
-                self._has_news.clear()
+                self._has_updates.clear()
                 response = self._lane.take()
                 if response is None:
                     self._wait()
@@ -60,8 +60,8 @@ class SyncMultiplexStream:
 
     def _wait(self) -> None:
         if self._expires_s is None:
-            self._has_news.wait()
-        elif not self._has_news.wait(max(0.0, self._expires_s - time.monotonic())):
+            self._has_updates.wait()
+        elif not self._has_updates.wait(max(0.0, self._expires_s - time.monotonic())):
             self._call.expire(self._lane)
 
 
@@ -94,13 +94,13 @@ class SyncMultiplexer:
         """
         if timeout_s is not None and timeout_s <= 0:
             raise deadline_passed()
-        has_news = threading.Event()
+        has_updates = threading.Event()
         now_s = self._clock()
         with self._lock:
             if self._is_closed:
                 raise client_closed()
             for call in tuple(self._calls):
-                lane = call.submit(request, timeout_s, traceparent, has_news.set, now_s)
+                lane = call.submit(request, timeout_s, traceparent, has_updates.set, now_s)
                 if lane is not None:
                     break
                 call.retire()
@@ -109,12 +109,12 @@ class SyncMultiplexer:
                 call = _Call(self._stub, self._metadata, lanes, self._forget)
                 self._calls.append(call)
                 try:
-                    lane = call.submit(request, timeout_s, traceparent, has_news.set, now_s)
+                    lane = call.submit(request, timeout_s, traceparent, has_updates.set, now_s)
                 finally:
                     call.start()
         if lane is None:
             raise multiplex_ended()
-        return SyncMultiplexStream(call, lane, has_news, timeout_s)
+        return SyncMultiplexStream(call, lane, has_updates, timeout_s)
 
     async def close(self) -> None:
         """Cancel the calls. Readers of open requests get CallCancelled."""

@@ -56,7 +56,7 @@ export function retryPolicy(changes: Partial<RetryPolicy> = {}): RetryPolicy {
 }
 
 /** Returns whether the same call may succeed soon. */
-export function isPassing(error: PenstockError): boolean {
+export function isTransient(error: PenstockError): boolean {
   if (error.isRetryForbidden || error.reason === "READER_STALLED") return false;
   // Without details, RESOURCE_EXHAUSTED usually means a message over a size limit, which is
   // permanent.
@@ -76,7 +76,7 @@ export class RetryBudget {
   static readonly #RESERVE = 100;
   #left = RetryBudget.#RESERVE;
 
-  payIn(): void {
+  deposit(): void {
     this.#left = Math.min(RetryBudget.#RESERVE, this.#left + RetryBudget.#SHARE);
   }
 
@@ -112,7 +112,7 @@ export class Attempts {
     this.#timing = timing;
     this.#budget = budget;
     this.#expiresMs = timing.nowMs() + (deadlineMs ?? Infinity);
-    budget.payIn();
+    budget.deposit();
   }
 
   /** Time that the next attempt may take; undefined without a deadline. */
@@ -126,7 +126,7 @@ export class Attempts {
    */
   delayAfter(error: PenstockError, hasOutput: boolean): number | undefined {
     this.#numFailed += 1;
-    if (hasOutput || this.#numFailed >= this.#policy.maxAttempts || !isPassing(error)) {
+    if (hasOutput || this.#numFailed >= this.#policy.maxAttempts || !isTransient(error)) {
       return undefined;
     }
     const delayMs = this.#delay(error.retryAfterMs);

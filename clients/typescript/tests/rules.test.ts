@@ -7,7 +7,7 @@ import { channelOptions, grpcTarget } from "../src/channel.js";
 import { channelCredentials, checkToken } from "../src/credentials.js";
 import { PenstockError } from "../src/errors.js";
 import { Recovery } from "../src/resume.js";
-import { Attempts, isPassing, NO_RETRY, RetryBudget, retryPolicy } from "../src/retry.js";
+import { Attempts, isTransient, NO_RETRY, RetryBudget, retryPolicy } from "../src/retry.js";
 import type { Timing } from "../src/timing.js";
 
 function failed(code: Codes, reason = "", retryAfterMs?: number): PenstockError {
@@ -60,13 +60,13 @@ test("a token does not cross a network in plain text", () => {
 });
 
 test("what may succeed a little later", () => {
-  assert.ok(isPassing(failed(Codes.UNAVAILABLE)));
-  assert.ok(isPassing(failed(Codes.RESOURCE_EXHAUSTED, "QUEUE_FULL")));
-  assert.ok(isPassing(failed(Codes.RESOURCE_EXHAUSTED, "", 5)));
-  assert.ok(!isPassing(failed(Codes.RESOURCE_EXHAUSTED)));
-  assert.ok(!isPassing(failed(Codes.RESOURCE_EXHAUSTED, "READER_STALLED", 5)));
-  assert.ok(!isPassing(failed(Codes.UNAVAILABLE, "DRAINING").with({ isRetryForbidden: true })));
-  assert.ok(!isPassing(failed(Codes.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE", 5)));
+  assert.ok(isTransient(failed(Codes.UNAVAILABLE)));
+  assert.ok(isTransient(failed(Codes.RESOURCE_EXHAUSTED, "QUEUE_FULL")));
+  assert.ok(isTransient(failed(Codes.RESOURCE_EXHAUSTED, "", 5)));
+  assert.ok(!isTransient(failed(Codes.RESOURCE_EXHAUSTED)));
+  assert.ok(!isTransient(failed(Codes.RESOURCE_EXHAUSTED, "READER_STALLED", 5)));
+  assert.ok(!isTransient(failed(Codes.UNAVAILABLE, "DRAINING").with({ isRetryForbidden: true })));
+  assert.ok(!isTransient(failed(Codes.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE", 5)));
 });
 
 test("waits grow, end with the attempts, and do not outlast the deadline", () => {
@@ -86,7 +86,7 @@ test("a crowd of calls retries a fifth of the time, beyond the reserve", () => {
   const budget = new RetryBudget();
   for (let count = 0; count < 100; count++) assert.ok(budget.take());
   assert.ok(!budget.take());
-  for (let count = 0; count < 6; count++) budget.payIn();
+  for (let count = 0; count < 6; count++) budget.deposit();
   assert.ok(budget.take());
   assert.ok(!budget.take());
 });

@@ -26,7 +26,7 @@ RunPart = Callable[[Batch], StepResult]
 Recover = Callable[[Exception], None]
 
 
-def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
+def run_isolated(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
     """Run a step and return its result; if it raises, isolate the failing rows, so that only these
     fail.
 

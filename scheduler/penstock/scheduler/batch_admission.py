@@ -143,8 +143,10 @@ class BatchAdmission:
             if request is None or request.spec.priority < least or request.tenant in barred:
                 break
             num_blocks = self._blocks.num_held(request)
-            is_light = shares.is_light(request.tenant, num_slots=1, num_blocks=num_blocks)
-            if not (is_light and self._may_pass_blocked(request, now)):
+            is_under_share = shares.is_under_share(
+                request.tenant, num_slots=1, num_blocks=num_blocks
+            )
+            if not (is_under_share and self._may_pass_blocked(request, now)):
                 break
             matched = self._match(request, is_first=True)
             if matched is None or not self._has_place:

@@ -85,8 +85,8 @@ class Contention:
         queue.
         """
         queue = self._queue
-        ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_light=True)
-        shares = self._shares_if_light(request, ahead)
+        ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_under_share=True)
+        shares = self._shares_if_under_share(request, ahead)
         load = self._before(self.load(), request, demand, ahead, shares)
         if shares is None:
             ahead = queue.ahead_of(request, demand.num_prefill_tokens)
@@ -94,7 +94,7 @@ class Contention:
 
     def of_admission(self, request: Request, demand: Demand) -> RunningLoad:
         """Return the load that a request runs next to if it gets a slot now."""
-        shares = self._shares_if_light(request, QueuedAhead())
+        shares = self._shares_if_under_share(request, QueuedAhead())
         return self._before(self.load(has_place=True), request, demand, QueuedAhead(), shares)
 
     def _before(
@@ -114,7 +114,7 @@ class Contention:
         """
         under_way = self._running.prefilling()
         if shares is not None:
-            under_way = [one for one in under_way if shares.is_light(one.tenant)]
+            under_way = [one for one in under_way if shares.is_under_share(one.tenant)]
             load = self._with_place(load, demand, ahead)
         due_s, num_own = deadlines_of(request).ttft_s, demand.num_prefill_tokens
         num_before = sum(
@@ -125,7 +125,7 @@ class Contention:
             return load
         return replace(load, num_prefill_tokens=num_before)
 
-    def _shares_if_light(self, request: Request, ahead: QueuedAhead) -> FairShare | None:
+    def _shares_if_under_share(self, request: Request, ahead: QueuedAhead) -> FairShare | None:
         """Return the tenants' shares if the request's tenant is under its share, else None."""
         tenants, name = self._tenants, request.spec.tenant
         if not (self._favours_under_share and tenants.has_others(name)):
@@ -136,10 +136,14 @@ class Contention:
         index = tenants.index_of(name)
         if index is None:
             weight = tenants.weight_of(name)
-            is_light = shares.would_be_light(weight, num_slots=num_slots, num_blocks=num_blocks)
+            is_under_share = shares.would_be_under_share(
+                weight, num_slots=num_slots, num_blocks=num_blocks
+            )
         else:
-            is_light = shares.is_light(index, num_slots=num_slots, num_blocks=num_blocks)
-        return shares if is_light else None
+            is_under_share = shares.is_under_share(
+                index, num_slots=num_slots, num_blocks=num_blocks
+            )
+        return shares if is_under_share else None
 
     def _with_place(self, load: RunningLoad, demand: Demand, ahead: QueuedAhead) -> RunningLoad:
         """Return the load after the preemptions that would admit the request and the requests ahead

@@ -352,7 +352,7 @@ class Engine:
             raise ValueError("a self-paced executor keeps its own cache")
         return self.cache.enable_cache_index()
 
-    def look(self) -> tuple[LiveView, ...]:
+    def live_views(self) -> tuple[LiveView, ...]:
         """Return a view of every live request: running ones, the highest class and earliest arrival
         first, then waiting ones, in order.
 

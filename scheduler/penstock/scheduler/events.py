@@ -2,8 +2,8 @@
 
 Defines the events that the engine returns, and buffers those not returned yet (`EventBuffer`).
 Tokens of all requests are stored in arrays; an admission, a preemption or an end is one small
-object. `Wait` and `Stay` are named tuples because every admission, preemption and end creates one,
-and a frozen dataclass takes longer to create.
+object. `Wait` and `Residency` are named tuples because every admission, preemption and end creates
+one, and a frozen dataclass takes longer to create.
 """
 
 import enum
@@ -58,7 +58,7 @@ class Wait(NamedTuple):
     num_passed_by: int = 0
 
 
-class Stay(NamedTuple):
+class Residency(NamedTuple):
     """Statistics of one residency of a request in the running batch: from admission to preemption
     or end.
 
@@ -110,12 +110,12 @@ class Admitted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
     """The request lost its blocks and waits again; its tokens are kept, their keys and values are
-    recomputed later. `stay`: the residency that ends.
+    recomputed later. `residency`: the residency that ends.
     """
 
     key: int
     at_s: float
-    stay: Stay | None = None
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +133,8 @@ class PrefixFound:
 class Completed:
     """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none.
 
-    `wait`: its last wait in the queue, if it was waiting. `stay`: its last residency in the batch,
-    if it was running.
+    `wait`: its last wait in the queue, if it was waiting. `residency`: its last residency in the
+    batch, if it was running.
     """
 
     key: int
@@ -142,7 +142,7 @@ class Completed:
     reason: FinishReason
     stop_id: int = -1
     wait: Wait | None = None
-    stay: Stay | None = None
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class Failed:
         breach: The tenant's limit that was exceeded, for TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS;
             None if the queue itself is too small.
         wait: Its last wait in the queue, if it was waiting.
-        stay: Its last residency in the batch, if it was running.
+        residency: Its last residency in the batch, if it was running.
     """
 
     key: int
@@ -177,7 +177,7 @@ class Failed:
     retry_after_s: float | None = None
     breach: QuotaBreach | None = None
     wait: Wait | None = None
-    stay: Stay | None = None
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -180,7 +180,7 @@ class FairOrder:
         self._goes_before_age = False
         return is_aged
 
-    def eldest_of_tenant(self, request: Request) -> Request | None:
+    def oldest_of_tenant(self, request: Request) -> Request | None:
         """Return the earliest arrival among the waiting requests of the same tenant and class,
         itself included; None if no other tenant waits in that class.
         """

@@ -57,21 +57,21 @@ class FairShare:
         is_flood = self._greatest >= others
         self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
 
-    def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
+    def is_under_share(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
         """Return whether a tenant is under its share with `num_slots` and `num_blocks` added to
         what it holds.
         """
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
-    def would_be_light(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
+    def would_be_under_share(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
         """Return whether a tenant of this weight without requests would be under its share with
         these slots and blocks.
         """
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
-    def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return `is_light` for each entry of `tenants` [m]."""
+    def are_under_share(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return `is_under_share` for each entry of `tenants` [m]."""
         light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return light
 
@@ -85,7 +85,7 @@ class FairShare:
             return False
         return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
 
-    def give_back(self, request: Request, num_blocks: int) -> None:
+    def release(self, request: Request, num_blocks: int) -> None:
         """Subtract a running request that is about to release its slot and `num_blocks` blocks."""
         tenant = request.tenant
         self._num_slots[tenant] -= 1

@@ -82,8 +82,8 @@ class LengthDistribution:
             return 1.0
         if num_tokens < bounds.least:
             return 0.0
-        reached = self._log_reach(bounds.least)
-        return -math.expm1(min(self._log_reach(num_tokens + 1) - reached, 0.0))
+        reached = self._log_survival_of(bounds.least)
+        return -math.expm1(min(self._log_survival_of(num_tokens + 1) - reached, 0.0))
 
     def tokens_with(self, chance: float, bounds: OutputBounds) -> int:
         """Return the smallest total number of tokens, within the bounds, with which the output ends
@@ -93,7 +93,7 @@ class LengthDistribution:
             return bounds.least
         if chance >= 1.0:
             return bounds.max_tokens
-        target = self._log_reach(bounds.least) + math.log1p(-chance)
+        target = self._log_survival_of(bounds.least) + math.log1p(-chance)
         # The values are descending, but searchsorted needs ascending ones.
         index = bisect_left(self._log_survival, -target, key=lambda value: -value)
         if index >= len(self._log_survival):
@@ -104,7 +104,7 @@ class LengthDistribution:
         num_tokens = _FIRST[index] + math.ceil(part * (_FIRST[index + 1] - _FIRST[index])) - 1
         return min(max(num_tokens, bounds.least), bounds.max_tokens)
 
-    def _log_reach(self, num_tokens: int) -> float:
+    def _log_survival_of(self, num_tokens: int) -> float:
         """Return the logarithm of the probability that an output has at least `num_tokens`
         tokens.
         """

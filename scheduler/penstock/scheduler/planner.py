@@ -197,7 +197,7 @@ class Planner:
         light: list[Request] = []
         others: list[Request] = []
         for request in running.prefilling_by_level():
-            (light if shares.is_light(request.tenant) else others).append(request)
+            (light if shares.is_under_share(request.tenant) else others).append(request)
         if others and self._num_light_steps + 1 >= self._stride:
             self._num_light_steps = 0
             return True
@@ -230,7 +230,7 @@ class Planner:
         served = max(float(service[request.tenant]) for request in light)
         slots = self._running.decodes(self._cache.capacity).rows.index
         owners = arrays.tenant[slots]
-        is_over = ~self._shares().are_light(owners) & (service[owners] > served)
+        is_over = ~self._shares().are_under_share(owners) & (service[owners] > served)
         paused = slots[is_over & (arrays.level[slots] <= priority)]
         if len(paused):
             self._running.pause_decoding(paused)

@@ -34,7 +34,7 @@ class QueueOrder(Protocol):
         """
         ...
 
-    def eldest_of_tenant(self, request: Request) -> Request | None:
+    def oldest_of_tenant(self, request: Request) -> Request | None:
         """Return the earliest arrival among the waiting requests of the same class and tenant,
         including this request.
 
@@ -103,7 +103,7 @@ class ArrivalOrder:
         """Return False: this order never chooses by age, and does not depend on admissions."""
         return False
 
-    def eldest_of_tenant(self, request: Request) -> Request | None:  # noqa: ARG002 (the interface's name)
+    def oldest_of_tenant(self, request: Request) -> Request | None:  # noqa: ARG002 (the interface's name)
         """Return None: this order does not alternate between tenants."""
         return None
 

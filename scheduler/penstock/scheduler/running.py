@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.events import Stay
+from penstock.scheduler.events import Residency
 from penstock.scheduler.launched_step import PrefillChunk, SamplingRows, gather_rows
 from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -106,15 +106,15 @@ class Residencies:
         self._stop_decoding(account)
         account.sizes = self._sizes(slot)
 
-    def end(self, slot: int) -> Stay:
+    def end(self, slot: int) -> Residency:
         """Record that the slot is released; return the statistics of the residency."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         num_steps = account.num_prefills + account.num_decodes
         if not num_steps:
-            return Stay()
+            return Residency()
         least, greatest = account.sizes or self._sizes(slot)
-        return Stay(account.num_prefills - account.num_repeats, num_steps, least, greatest)
+        return Residency(account.num_prefills - account.num_repeats, num_steps, least, greatest)
 
     def _stop_decoding(self, account: _SlotStatistics) -> None:
         if account.decoding_since != _NOT_DECODING:
@@ -189,7 +189,7 @@ class RunningSet:
         self._residencies.begin(slot)
         return slot
 
-    def leave(self, slot: int) -> Stay:
+    def leave(self, slot: int) -> Residency:
         """Release a slot; return the statistics of the residency."""
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)

@@ -176,7 +176,7 @@ class Sessions:
 
     def _expire_oldest(self) -> list[int]:
         """Expire the least recently used session; return the blocks that are no longer held."""
-        return self._let_go(next(iter(self._sessions)))
+        return self._remove(next(iter(self._sessions)))
 
     def _keep_share(self, tenant: str) -> list[int]:
         """Expire a tenant's oldest sessions beyond its share; return the blocks no longer held.
@@ -188,7 +188,7 @@ class Sessions:
             return []
         freed: list[int] = []
         while self._num_of.get(tenant, 0) > most and len(self._keys_of[tenant]) > 1:
-            freed += self._let_go(next(iter(self._keys_of[tenant])))
+            freed += self._remove(next(iter(self._keys_of[tenant])))
         while self._num_of.get(tenant, 0) > most:
             session = self._sessions[next(iter(self._keys_of[tenant]))]
             block, _ = session.blocks.popitem()
@@ -199,7 +199,7 @@ class Sessions:
                 self._take(session.key)
         return freed
 
-    def _let_go(self, key: SessionKey) -> list[int]:
+    def _remove(self, key: SessionKey) -> list[int]:
         session = self._take(key)
         assert session is not None
         return [block for block in session.blocks if self._release(session, block)]

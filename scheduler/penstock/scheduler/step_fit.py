@@ -278,7 +278,7 @@ class StepFit:
         factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]
         is_jump = factor >= _JUMP_FACTOR or 0.0 < factor <= 1.0 / _JUMP_FACTOR
         if is_jump and self._affects_all_steps(factor):
-            self._jump(factor)
+            self._rescale(factor)
         self.num_steps += 1
         self._is_stale = True
 
@@ -312,7 +312,7 @@ class StepFit:
         self._recent.append(residual)
         insort(self._sorted_recent, residual)
 
-    def _jump(self, factor: float) -> None:
+    def _rescale(self, factor: float) -> None:
         """Rescale all coefficients when most recent steps show a different machine speed."""
         self._coefficients = [
             min(coefficient * factor, MAX_COST_S) for coefficient in self._coefficients

@@ -19,7 +19,7 @@ from penstock.scheduler.events import (
     Failed,
     Preempted,
     Queued,
-    Stay,
+    Residency,
     Wait,
 )
 from penstock.scheduler.kv_cache import KVCache
@@ -199,27 +199,29 @@ class Transitions:
         slot = request.slot
         num_tokens = int(self._arrays.num_tokens[slot])
         request.tokens = self._arrays.token_ids[slot, :num_tokens].copy()
-        stay = self._release_slot(request, now, is_trusted=True, is_end=False)
+        residency = self._release_slot(request, now, is_trusted=True, is_end=False)
         request.apply(RequestEvent.PREEMPT)
         request.num_preemptions += 1
         self._predictor.prepare(request)
         self._queue.push(request, now)
-        self._events.changes.append(Preempted(key=request.spec.key, at_s=now, stay=stay))
+        self._events.changes.append(Preempted(key=request.spec.key, at_s=now, residency=residency))
 
     def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
         """End a live request, waiting or running, in COMPLETED for `reason`."""
-        wait, stay = None, None
+        wait, residency = None, None
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
             request.apply(RequestEvent.CANCEL)
         else:
             self._note_length(request, reason, now)
-            stay = self._release_slot(request, now, is_trusted=True)
+            residency = self._release_slot(request, now, is_trusted=True)
             is_cancel = reason is FinishReason.CANCELLED
             request.apply(RequestEvent.CANCEL if is_cancel else RequestEvent.FINISH)
         key = request.spec.key
         self._events.ends.append(
-            Completed(key=key, at_s=now, reason=reason, stop_id=stop_id, wait=wait, stay=stay)
+            Completed(
+                key=key, at_s=now, reason=reason, stop_id=stop_id, wait=wait, residency=residency
+            )
         )
         self._remove(request)
 
@@ -227,16 +229,16 @@ class Transitions:
         """End a live request in ERROR. `rejection`: the reason and the values to report; `detail`:
         the executor's error, for the log.
         """
-        wait, stay = None, None
+        wait, residency = None, None
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
         else:
             self._note_length(request, rejection.reason, now)
             is_trusted = rejection.reason not in UNTRUSTED_ENDS
-            stay = self._release_slot(request, now, is_trusted=is_trusted)
+            residency = self._release_slot(request, now, is_trusted=is_trusted)
         request.apply(RequestEvent.FAIL)
         self._events.ends.append(
-            failed(request.spec, now, rejection, detail=detail, wait=wait, stay=stay)
+            failed(request.spec, now, rejection, detail=detail, wait=wait, residency=residency)
         )
         self._remove(request)
 
@@ -317,7 +319,7 @@ class Transitions:
 
     def _release_slot(
         self, request: Request, now: float, *, is_trusted: bool, is_end: bool = True
-    ) -> Stay:
+    ) -> Residency:
         slot, arrays, cache = request.slot, self._arrays, self._cache
         num_collected = self._launched.drop(slot, int(arrays.num_computed[slot]))
         if is_trusted:
@@ -330,11 +332,11 @@ class Transitions:
             cache.forget(slot)
         cache.free(request, now)
         arrays.clear(slot)
-        stay = self._running.leave(slot)
+        residency = self._running.leave(slot)
         if self._tenants.stop(request.tenant):
             self._queue.order.release(request.tenant)
         request.slot = -1
-        return stay
+        return residency
 
     def _remove(self, request: Request) -> None:
         self._predictor.forget(request)
@@ -350,7 +352,7 @@ def failed(
     *,
     detail: str = "",
     wait: Wait | None = None,
-    stay: Stay | None = None,
+    residency: Residency | None = None,
 ) -> Failed:
     """Return the event of a request that failed at `now`; with a `detail` it also contains the
     request's ids.
@@ -368,5 +370,5 @@ def failed(
         retry_after_s=rejection.retry_after_s,
         breach=rejection.breach,
         wait=wait,
-        stay=stay,
+        residency=residency,
     )

@@ -89,9 +89,9 @@ class VictimSelection:
         levels = arrays.level[slots]
         slots = slots[levels == levels.min()]
         if shares is not None:
-            is_light = shares.are_light(arrays.tenant[slots])
-            if not is_light.all():
-                slots = slots[~is_light]
+            is_under_share = shares.are_under_share(arrays.tenant[slots])
+            if not is_under_share.all():
+                slots = slots[~is_under_share]
         service = self._tenants.service[arrays.tenant[slots]]
         slots = slots[service == service.max()]
         if len(slots) > 1:
@@ -132,7 +132,7 @@ class VictimSelection:
                 return []
             request, num_freed = found
             is_candidate[request.slot] = False
-            shares.give_back(request, num_freed)
+            shares.release(request, num_freed)
             chosen.append(found)
             num_short -= num_freed
             is_slot = False

@@ -98,7 +98,7 @@ class WaitingQueue:
         order = self.order
         is_aged = order.note_admission(request)
         is_in_turn = not (is_aged or is_past_blocked)
-        eldest = order.eldest_of_tenant(request) if is_in_turn else None
+        eldest = order.oldest_of_tenant(request) if is_in_turn else None
         wait = self._waits.admit(request, eldest, now)
         self._remove(request)
         return wait, is_aged
@@ -144,12 +144,14 @@ class WaitingQueue:
             heapq.heapify(self._rechecks)
 
     def ahead_of(
-        self, request: Request, num_prefill: int, *, is_light: bool = False
+        self, request: Request, num_prefill: int, *, is_under_share: bool = False
     ) -> QueuedAhead:
         """Return sums over the requests likely to precede a new request; see
         `WaitingSums.ahead_of`.
         """
-        return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
+        return self._sums.ahead_of(
+            request, request.expiry_s, num_prefill, is_under_share=is_under_share
+        )
 
     def has_queue(self, request: Request) -> bool:
         """Return whether other requests of the same priority are in `order` (in fair order: of the

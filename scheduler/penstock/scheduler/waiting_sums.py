@@ -143,7 +143,7 @@ class WaitingSums:
         return not self._is_fair or request.spec.tenant in of_class.lines
 
     def ahead_of(
-        self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
+        self, request: Request, due_s: float, num_prefill: int, *, is_under_share: bool = False
     ) -> QueuedAhead:
         """Return totals of the requests likely to go before a new request.
 
@@ -151,7 +151,7 @@ class WaitingSums:
         the same time or earlier (in arrival order: the whole class). While these and the request's
         own `num_prefill` tokens are served, tenants share by weight: the other tenants of the class
         are expected to get (their weight / own weight) times as much, at most what they have
-        waiting. `is_light`: no request of other tenants in the class goes before those of its
+        waiting. `is_under_share`: no request of other tenants in the class goes before those of its
         tenant (fair_share.py).
         """
         total, spec = _Sum(), request.spec
@@ -172,7 +172,7 @@ class WaitingSums:
             own = line.due_by(self._bucket(request, due_s))
             others_weight -= line.weight
         total.add(own)
-        if is_light:
+        if is_under_share:
             return _ahead(total)
         others = _Sum()
         others.add(mine.all)

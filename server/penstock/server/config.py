@@ -213,9 +213,9 @@ class FrontLaunch:
 
     `socket_path` is the Unix socket of the engine. `port` is the actual port, already reserved by
     the supervisor. `observer_path` is the socket on which the observer listens, None without an
-    observer. `board_fd` is the descriptor of the engine's status board. `beats_fd` is the
+    observer. `board_fd` is the descriptor of the engine's status board. `heartbeats_fd` is the
     descriptor of the fronts' heartbeats in shared memory, a table in which this front writes row
-    `beat_row`. Both descriptors are inherited; -1 means that there is none.
+    `heartbeat_row`. Both descriptors are inherited; -1 means that there is none.
     """
 
     server: ServerConfig
@@ -224,8 +224,8 @@ class FrontLaunch:
     port: int
     observer_path: Path | None = None
     board_fd: int = -1
-    beats_fd: int = -1
-    beat_row: int = 0
+    heartbeats_fd: int = -1
+    heartbeat_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

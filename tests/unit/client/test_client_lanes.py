@@ -22,7 +22,7 @@ from penstock.client import (
 )
 from penstock.client.errors import Failure
 from penstock.client.multiplex import Lane, Lanes, multiplex_config
-from penstock.client.retry import is_passing
+from penstock.client.retry import is_transient
 from penstock.client.status import error_from_status
 from support.scripted_server import error_info, retry_info
 
@@ -255,7 +255,7 @@ def test_a_request_that_is_too_large_opens_no_lane() -> None:
     with pytest.raises(ResourceExhausted, match="bytes; the limit is 100") as caught:
         calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
 
-    assert not is_passing(caught.value)
+    assert not is_transient(caught.value)
     assert calls.num_open == 1
     calls.receive(finished(kept.key))
 

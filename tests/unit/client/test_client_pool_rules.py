@@ -26,7 +26,7 @@ from penstock.client.channel import grpc_targets
 from penstock.client.errors import Failure, error_of
 from penstock.client.own_failures import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, is_unanswered
-from penstock.client.retry import is_passing
+from penstock.client.retry import is_transient
 from penstock.client.service_config import check_service_config, default_service_config
 
 
@@ -146,7 +146,7 @@ def test_the_backlog_is_bounded_and_served_in_order() -> None:
         admission.wait("c")
 
     assert isinstance(caught.value, ResourceExhausted)
-    assert not is_passing(caught.value)
+    assert not is_transient(caught.value)
     assert [admission.leave(), admission.leave(), admission.leave()] == ["a", "b", None]
     assert admission.num_open == 0
 

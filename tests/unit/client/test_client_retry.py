@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.client import NO_RETRY, PenstockError, RetryPolicy
 from penstock.client.errors import Failure, error_of
-from penstock.client.retry import Attempts, is_passing, retry_delay_s
+from penstock.client.retry import Attempts, is_transient, retry_delay_s
 from support.core import FakeClock
 
 POLICY = RetryPolicy(
@@ -57,7 +57,7 @@ def delay(
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not code.OK])
 def test_only_unavailable_and_explained_exhaustion_pass(code: grpc.StatusCode) -> None:
-    assert is_passing(failure(code)) == (code is grpc.StatusCode.UNAVAILABLE)
+    assert is_transient(failure(code)) == (code is grpc.StatusCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_only_unavailable_and_explained_exhaustion_pass(code: grpc.StatusCode) -
     ],
 )
 def test_which_errors_may_be_temporary(error: PenstockError, passes: bool) -> None:
-    assert is_passing(error) == passes
+    assert is_transient(error) == passes
 
 
 def test_backoff_grows_to_its_bound_and_jitter_fills_its_upper_half() -> None:

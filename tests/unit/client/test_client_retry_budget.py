@@ -23,7 +23,7 @@ def test_never_more_than_the_reserve_and_the_share(
     num_calls = num_retries = 0
     for is_call in turns:
         if is_call:
-            budget.pay_in()
+            budget.deposit()
             num_calls += 1
         else:
             num_retries += budget.take()
@@ -34,7 +34,7 @@ def test_a_service_that_rejects_everything_is_offered_a_fifth_more() -> None:
     budget = RetryBudget(reserve=0)
     num_retries = 0
     for _ in range(1000):
-        budget.pay_in()
+        budget.deposit()
         while budget.take():
             num_retries += 1
     assert num_retries == 200

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_path import WeightsTaken, fused_path
+from penstock.executor.torch.cpu.fused_path import WeightsReleased, fused_path
 from penstock.executor.torch.cpu_kernels import kernels as kernels_module
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
@@ -138,7 +138,7 @@ def test_a_width_that_cannot_be_packed_is_found_while_the_modules_have_their_wei
     with pytest.raises(NotFused, match="a product of 95 inputs") as raised:
         fused_path(config, load_configured(config), _Faulty())
 
-    assert not isinstance(raised.value, WeightsTaken)
+    assert not isinstance(raised.value, WeightsReleased)
 
 
 def test_kernels_in_plain_torch_equal_a_full_forward(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from penstock.executor.trtllm.config import (
     DecodingType,
     GuidedDecodingBackend,
     LoraSettings,
-    SamplerPromise,
+    SamplerOption,
     SpeculativeSettings,
     TrtllmConfig,
 )
@@ -58,7 +58,7 @@ FULL = ExecutorConfig(
         faults=(Fault(kind=FaultKind.HANG, at_step=3), Fault(kind=FaultKind.SLOW_STEP, at_step=1)),
     ),
     trtllm=TrtllmConfig(
-        sampler_honours=(SamplerPromise.SEED,),
+        sampler_honours=(SamplerOption.SEED,),
         guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
         cuda_graph_config=CudaGraphSettings(batch_sizes=(1, 8)),
         lora_config=LoraSettings(adapters=(AdapterConfig(name="a", path=Path("/a"), id=1),)),

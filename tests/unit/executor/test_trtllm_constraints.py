@@ -70,13 +70,13 @@ class Grammar:
 
     begun: list[str]
     may_end: threading.Event
-    news: threading.Condition
+    updates: threading.Condition
 
     @classmethod
     def from_regex(cls, text: str) -> str:
-        with cls.news:
+        with cls.updates:
             cls.begun.append(text)
-            cls.news.notify_all()
+            cls.updates.notify_all()
         assert cls.may_end.wait(60)
         return 'root ::= "a"'
 
@@ -84,7 +84,7 @@ class Grammar:
 @pytest.fixture
 async def check() -> AsyncIterator[ConstraintCheck]:
     Grammar.begun, Grammar.may_end = [], threading.Event()
-    Grammar.news = threading.Condition()
+    Grammar.updates = threading.Condition()
     yield ConstraintCheck(functools.partial(fault_of, Grammar))
     Grammar.may_end.set()
 
@@ -96,8 +96,8 @@ def asked(check: ConstraintCheck, tenant: str, text: str) -> asyncio.Task[str]:
 
 async def begun(num: int) -> list[str]:
     def wait() -> bool:
-        with Grammar.news:
-            return Grammar.news.wait_for(lambda: len(Grammar.begun) >= num, 60)
+        with Grammar.updates:
+            return Grammar.updates.wait_for(lambda: len(Grammar.begun) >= num, 60)
 
     assert await asyncio.to_thread(wait)
     return list(Grammar.begun)

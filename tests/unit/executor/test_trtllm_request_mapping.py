@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.executor.trtllm.config import (
-    SamplerPromise,
+    SamplerOption,
     TrtllmConfig,
 )
 from penstock.scheduler.request import CacheRetention, ConstraintKind
@@ -207,7 +207,7 @@ def test_without_stop_ids_there_is_nothing_to_bar() -> None:
 def test_min_p_is_passed_where_it_is_honoured_and_rejected_elsewhere() -> None:
     assert "min_p" not in params(sampled(min_p=0.0))
     assert params(sampled(min_p=0.1))["min_p"] == 0.1
-    vouched = TrtllmConfig(sampler_honours=(SamplerPromise.MIN_P,))
+    vouched = TrtllmConfig(sampler_honours=(SamplerOption.MIN_P,))
     assert params(sampled(min_p=0.1), engine=mapping(vouched))["min_p"] == 0.1
     with pytest.raises(ValueError, match="min_p"):
         arguments(sampled(min_p=0.1), engine=mapping(TrtllmConfig()))

@@ -14,7 +14,7 @@ from penstock.executor.trtllm.config import (
     GuidedDecodingBackend,
     KvCacheSettings,
     LoraSettings,
-    SamplerPromise,
+    SamplerOption,
     SamplerType,
     SpeculativeSettings,
     TrtllmConfig,
@@ -57,21 +57,21 @@ def test_the_older_sampler_honours_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("promise", "feature"),
     [
-        (SamplerPromise.PENALTIES, Feature.PENALTIES),
-        (SamplerPromise.SEED, Feature.SEED),
-        (SamplerPromise.MIN_TOKENS, Feature.MIN_TOKENS),
-        (SamplerPromise.MIN_P, Feature.MIN_P),
+        (SamplerOption.PENALTIES, Feature.PENALTIES),
+        (SamplerOption.SEED, Feature.SEED),
+        (SamplerOption.MIN_TOKENS, Feature.MIN_TOKENS),
+        (SamplerOption.MIN_P, Feature.MIN_P),
     ],
 )
 def test_features_promised_by_the_operator_are_offered(
-    promise: SamplerPromise, feature: Feature
+    promise: SamplerOption, feature: Feature
 ) -> None:
     assert offered(sampler_honours=(promise,)) == PLAIN | {feature}
 
 
 def test_with_speculation_only_the_operators_setting_counts() -> None:
     assert offered(speculative_config=NGRAM, honours_penalties=True) == PLAIN
-    seed = (SamplerPromise.SEED,)
+    seed = (SamplerOption.SEED,)
     assert offered(speculative_config=NGRAM, sampler_honours=seed) == PLAIN | {Feature.SEED}
 
 
@@ -123,7 +123,7 @@ def test_adapters_need_adapters_and_retention_needs_reuse() -> None:
 
 def test_prompt_logprobs_are_never_offered() -> None:
     everything = offered(
-        sampler_honours=tuple(SamplerPromise),
+        sampler_honours=tuple(SamplerOption),
         guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
         lora_config=LoraSettings(adapters=(AdapterConfig(name="a", path=Path("/loras/a"), id=1),)),
     )

@@ -13,7 +13,7 @@ from penstock.executor.trtllm.config import (
     GuidedDecodingBackend,
     KvCacheSettings,
     LoraSettings,
-    SamplerPromise,
+    SamplerOption,
     TrtllmConfig,
 )
 from penstock.executor.trtllm.package import Package
@@ -25,7 +25,7 @@ from unit.executor.trtllm_recorder import Made, recording_package
 VOCAB = 1000
 NO_REUSE = KvCacheSettings(enable_block_reuse=False)
 FULL = TrtllmConfig(
-    sampler_honours=tuple(SamplerPromise),
+    sampler_honours=tuple(SamplerOption),
     guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
     lora_config=LoraSettings(
         adapters=(

@@ -120,7 +120,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     assert failure.at_s < begun_s + 1.0
     assert failure.chance is not None
     assert failure.chance < 0.1
-    assert failure.stay is not None
+    assert failure.residency is not None
 
 
 def test_now_and_then_a_late_request_is_admitted_to_measure_its_length() -> None:

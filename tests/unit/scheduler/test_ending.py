@@ -6,7 +6,7 @@ import pytest
 from penstock.scheduler.batch import SlotFailure, StepResult
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Completed, Failed, Stay
+from penstock.scheduler.events import Completed, Failed, Residency
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.scheduler.state import RequestState
 from support.core import (
@@ -214,7 +214,7 @@ def test_a_request_that_fails_alone_leaves_the_rest(depth: int) -> None:
         reason=FailureReason.EXECUTOR_REQUEST_FAILED,
         request_id="request-1",
         detail="nan",
-        stay=Stay(num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2),
+        residency=Residency(num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2),
     )
 
 
@@ -334,5 +334,7 @@ def test_finished_by_the_front_is_a_stop() -> None:
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.step()
     engine.cancel(1, FinishReason.STOP)
-    stay = Stay(num_chunks=1, num_steps=1, min_batch_size=1, max_batch_size=1)
-    assert engine.step().ends == (Completed(key=1, at_s=0.0, reason=FinishReason.STOP, stay=stay),)
+    residency = Residency(num_chunks=1, num_steps=1, min_batch_size=1, max_batch_size=1)
+    assert engine.step().ends == (
+        Completed(key=1, at_s=0.0, reason=FinishReason.STOP, residency=residency),
+    )

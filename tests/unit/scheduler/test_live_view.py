@@ -31,7 +31,7 @@ def busy(order: SchedulingOrder = SchedulingOrder.FAIR, **settings: object) -> E
 def positions(engine: Engine) -> dict[int, int | None]:
     return {
         view.key: view.queue_position
-        for view in engine.look()
+        for view in engine.live_views()
         if view.state is RequestState.PENDING
     }
 
@@ -41,7 +41,7 @@ def test_running_and_waiting_requests() -> None:
     spec = replace(make_spec(2, 6, tenant="b", deadline_s=50.0), trace_id=bytes(16))
     engine.submit((spec,))
     engine.step()
-    running, waiting = engine.look()
+    running, waiting = engine.live_views()
     assert running == LiveView(
         key=1,
         request_id="request-1",
@@ -81,7 +81,7 @@ def test_running_and_waiting_requests() -> None:
 def test_replayed_tokens_are_shown_as_output() -> None:
     engine = busy()
     engine.submit((make_spec(2, 6, max_tokens=4, num_replayed=2),))
-    view = engine.look()[1]
+    view = engine.live_views()[1]
     assert (view.num_prompt_tokens, view.num_output_tokens) == (4, 2)
 
 
@@ -119,4 +119,4 @@ def test_requests_after_the_first_thousand_have_no_position(
 
 def test_an_idle_engine_shows_no_request() -> None:
     engine, _ = make_engine()
-    assert engine.look() == ()
+    assert engine.live_views() == ()

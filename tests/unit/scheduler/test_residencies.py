@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.events import Preempted, Stay
+from penstock.scheduler.events import Preempted, Residency
 from penstock.scheduler.running import Residencies
 from support.core import ends, make_engine, make_spec, run_until_idle
 from support.self_paced import make_self_paced
 
 
-def stay_of(key: int, reported: list) -> Stay | None:  # type: ignore[type-arg]  # of StepEvents
-    return ends(reported)[key].stay
+def residency_of(key: int, reported: list) -> Residency | None:  # type: ignore[type-arg]  # of StepEvents
+    return ends(reported)[key].residency
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -23,10 +23,10 @@ def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
     engine.submit((make_spec(2, 4, max_tokens=1),))
     reported = run_until_idle(engine)
     # 8 + 8 + 4 tokens, the other's 4 next to the last; the last chunk brings the first token.
-    assert stay_of(1, reported) == Stay(
+    assert residency_of(1, reported) == Residency(
         num_chunks=3, num_steps=11, min_batch_size=1, max_batch_size=2
     )
-    assert stay_of(2, reported) == Stay(
+    assert residency_of(2, reported) == Residency(
         num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2
     )
 
@@ -47,9 +47,11 @@ def test_a_residency_ends_with_a_preemption_and_another_begins() -> None:
         change for events in reported for change in events.changes if isinstance(change, Preempted)
     ]
     # Both have 12 tokens when a fourth block is wanted.
-    assert preempted.stay == Stay(num_chunks=1, num_steps=5, min_batch_size=2, max_batch_size=2)
+    assert preempted.residency == Residency(
+        num_chunks=1, num_steps=5, min_batch_size=2, max_batch_size=2
+    )
     # 13 tokens are computed again and bring one; eight are left to decode.
-    assert stay_of(2, reported) == Stay(
+    assert residency_of(2, reported) == Residency(
         num_chunks=1, num_steps=9, min_batch_size=1, max_batch_size=1
     )
 
@@ -61,33 +63,35 @@ def test_a_prompt_that_is_not_answered_is_one_chunk() -> None:
         engine.step()
     executor.emit(1, 3)
     reported = [engine.step()]
-    assert stay_of(1, reported) == Stay(
+    assert residency_of(1, reported) == Residency(
         num_chunks=1, num_steps=4, min_batch_size=1, max_batch_size=1
     )
     engine.close()
 
 
 def test_a_request_that_is_asked_again_took_a_step_more() -> None:
-    stays = Residencies(1)
-    stays.begin(0)
-    stays.note_step(1, ())
-    stays.start_decoding(0)
-    stays.note_step(1, ())
-    stays.prefill_again(0)
-    stays.note_step(1, ())
-    assert stays.end(0) == Stay(num_chunks=0, num_steps=1, min_batch_size=1, max_batch_size=1)
+    residencies = Residencies(1)
+    residencies.begin(0)
+    residencies.note_step(1, ())
+    residencies.start_decoding(0)
+    residencies.note_step(1, ())
+    residencies.prefill_again(0)
+    residencies.note_step(1, ())
+    assert residencies.end(0) == Residency(
+        num_chunks=0, num_steps=1, min_batch_size=1, max_batch_size=1
+    )
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.data())
 def test_the_sizes_are_those_since_it_began(sizes: list[int], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(sizes) - 1))
-    stays = Residencies(1)
+    residencies = Residencies(1)
     for step, size in enumerate([1 + size for size in sizes]):
         if step == first:
-            stays.begin(0)
-            stays.start_decoding(0)
-        stays.note_step(size, ())
+            residencies.begin(0)
+            residencies.start_decoding(0)
+        residencies.note_step(size, ())
     seen = [1 + size for size in sizes[first:]]
-    assert stays.end(0) == Stay(
+    assert residencies.end(0) == Residency(
         num_chunks=0, num_steps=len(seen), min_batch_size=min(seen), max_batch_size=max(seen)
     )

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import AdmissionPolicy
-from penstock.scheduler.events import Admitted, Completed, Preempted, Stay
+from penstock.scheduler.events import Admitted, Completed, Preempted, Residency
 from penstock.scheduler.request import FinishReason, SamplingParams
 from support.core import (
     changed,
@@ -32,8 +32,10 @@ def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     assert [work(batch) for batch in executor.batches] == [{0: (0, 5)}, {0: (5, 1)}, {0: (6, 1)}]
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 1]
     assert outputs(reported) == {1: [7, 7, 7]}
-    stay = Stay(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
-    assert ends(reported) == {1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
+    residency = Residency(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
+    assert ends(reported) == {
+        1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, residency=residency)
+    }
 
 
 def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:

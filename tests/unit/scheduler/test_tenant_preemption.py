@@ -140,8 +140,8 @@ def test_reserved_blocks_count_as_used() -> None:
     shares = shares_of(engine)
     assert shares.dominant[tenant] == pytest.approx(10 / 20)
     other = engine.tenants.join("quiet")
-    assert shares.is_light(other, num_slots=1, num_blocks=5)
-    assert not shares.is_light(other, num_slots=1, num_blocks=6)
+    assert shares.is_under_share(other, num_slots=1, num_blocks=5)
+    assert not shares.is_under_share(other, num_slots=1, num_blocks=6)
 
 
 @pytest.mark.parametrize(

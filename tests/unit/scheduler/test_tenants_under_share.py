@@ -172,14 +172,14 @@ def test_a_tenant_under_its_share_is_not_preempted_while_others_can_be() -> None
 
 
 def test_weights_count_in_a_tenants_share() -> None:
-    for weight, is_light in ((1.0, False), (4.0, True)):
+    for weight, is_under_share in ((1.0, False), (4.0, True)):
         engine, _ = build(tenant_weights={"gold": weight})
         submit(engine, "plain", [1, 2], prompt=3, max_tokens=9)
         submit(engine, "gold", [3], prompt=3, max_tokens=9)
         engine.step()
         shares = shares_of(engine)
-        assert shares.is_light(engine.requests[3].tenant, num_slots=1) is is_light
-        assert not shares.is_light(engine.requests[1].tenant)
+        assert shares.is_under_share(engine.requests[3].tenant, num_slots=1) is is_under_share
+        assert not shares.is_under_share(engine.requests[1].tenant)
 
 
 def test_a_request_admitted_without_its_age_keeps_its_class() -> None:
@@ -215,9 +215,9 @@ def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
     assert len(changed([reported], Preempted)) == 1
 
 
-@pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])
+@pytest.mark.parametrize(("crowd", "is_under_share"), [(("a",), True), (("a", "b"), False)])
 def test_where_no_tenant_holds_most_a_tenant_under_its_share_holds_less(
-    crowd: tuple[str, ...], is_light: bool
+    crowd: tuple[str, ...], is_under_share: bool
 ) -> None:
     engine, _ = build(max_num_seqs=32, max_num_batched_tokens=256)
     for key, tenant in enumerate((*crowd, "quiet"), 1):
@@ -226,7 +226,7 @@ def test_where_no_tenant_holds_most_a_tenant_under_its_share_holds_less(
     index = engine.tenants.index_of("quiet")
     assert index is not None
     # 3 blocks next to 7 of each other one.
-    assert shares_of(engine).is_light(index) is is_light
+    assert shares_of(engine).is_under_share(index) is is_under_share
 
 
 # Requests that light tenants do not pass: a higher class in progress, and aged requests.

@@ -247,7 +247,7 @@ def test_a_request_that_leaves_the_queue_reports_why_it_waited(
     end(site)
     site.step()
     reported = ends(site.reported)[2]
-    assert reported.stay is None
+    assert reported.residency is None
     assert rounded(reported.wait or Wait()) == Wait(slots_s=waited_s)
 
 
@@ -258,7 +258,7 @@ def test_a_request_that_ends_in_the_batch_reports_only_its_residency() -> None:
     (end,) = ends(site.reported).values()
     assert isinstance(end, Completed)
     assert end.wait is None
-    assert end.stay is not None
+    assert end.residency is not None
 
 
 def test_the_rejected_did_not_wait() -> None:
@@ -275,7 +275,9 @@ def test_the_rejected_did_not_wait() -> None:
         3: FailureReason.QUEUE_FULL,
         4: FailureReason.DEADLINE_EXCEEDED,
     }
-    assert all(end.wait is None and end.stay is None for end in reported.values() if end.key != 2)
+    assert all(
+        end.wait is None and end.residency is None for end in reported.values() if end.key != 2
+    )
 
 
 def test_counts_of_a_waiting_request_survive_many_arrivals() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, SimulatedPace
 from penstock.executor.fault import COUNT_FAULTS, Fault, FaultKind
-from penstock.executor.isolation import run_apart
+from penstock.executor.isolation import run_isolated
 from penstock.executor.simulated.pace import Pacer, RealTime
 from penstock.executor.simulated.script import FaultScript
 from penstock.executor.simulated.shadow import ShadowMemory
@@ -103,7 +103,7 @@ class SimulatedExecutor:
             self._shadow.write(batch.arrays, batch.slots, batch.starts, batch.num_tokens)
         faults, result = self._settle(batch)
         self._launched.append(
-            _LaunchedStep(result=result, finish_s=self._book(batch, faults), faults=faults)
+            _LaunchedStep(result=result, finish_s=self._schedule_step(batch, faults), faults=faults)
         )
 
     def collect(self) -> StepResult:
@@ -113,7 +113,7 @@ class SimulatedExecutor:
             raise RuntimeError("no step is launched: nothing to collect")
         step = self._launched.popleft()
         for fault in step.faults:
-            self._act_out(fault)
+            self._inject(fault)
         self._pacer.wait_until(step.finish_s, self._closed)
         if self._closed.is_set():
             self._die("closed while a step ran")
@@ -133,7 +133,7 @@ class SimulatedExecutor:
         self._cause_of_death = cause
         raise ExecutorDied(cause)
 
-    def _act_out(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         match fault.kind:
             case FaultKind.EXECUTOR_DIES:
                 self._die(fault.detail)
@@ -164,7 +164,7 @@ class SimulatedExecutor:
             if self._is_special(request.spec):
                 self._special_slots.add(slot)
 
-    def _book(self, batch: Batch, faults: list[Fault]) -> float:
+    def _schedule_step(self, batch: Batch, faults: list[Fault]) -> float:
         """Add the step to the device's timeline; return the time at which the step is done,
         seconds.
         """
@@ -196,8 +196,10 @@ class SimulatedExecutor:
             faults, of_rows = self._script.fire(self._num_launched, slots, indices)
             for row, row_faults in of_rows.items():
                 for fault in row_faults:
-                    self._hit(fault, int(slots[row]), counts)
-        return faults, run_apart(batch, lambda part: self._run_part(part, counts), _only_scripted)
+                    self._fail_slot(fault, int(slots[row]), counts)
+        return faults, run_isolated(
+            batch, lambda part: self._run_part(part, counts), _only_scripted
+        )
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
         """Compute the rows of `batch`. Raises _ScriptedError if one of them must raise. `counts`
@@ -229,7 +231,7 @@ class SimulatedExecutor:
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
         return StepResult(slots=slots, tokens=tokens)
 
-    def _hit(self, fault: Fault, slot: int, counts: NDArray[np.int32]) -> None:
+    def _fail_slot(self, fault: Fault, slot: int, counts: NDArray[np.int32]) -> None:
         match fault.kind:
             case FaultKind.REQUEST_FAILS:
                 self._failures[slot] = fault.detail
@@ -242,7 +244,7 @@ class SimulatedExecutor:
             case FaultKind.EXTRA_TOKENS:
                 counts[slot] += fault.num_extra
             case _:
-                pass  # A fault of the whole executor: `_act_out` handles it.
+                pass  # A fault of the whole executor: `_inject` handles it.
 
     def _answer(
         self,

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_path import WeightsTaken, fused_path
+from penstock.executor.torch.cpu.fused_path import WeightsReleased, fused_path
 from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import LoadedModel, load_configured
@@ -35,7 +35,7 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     except NotFused as reason:
         _reject_eight_bit(config, reason)
         logger.warning("the eager path serves this model: %s", reason)
-        is_whole = not isinstance(reason, WeightsTaken)
+        is_whole = not isinstance(reason, WeightsReleased)
     # Outside the `except` block, so that the exception, whose frames hold the attempt's tensors, is
     # released first.
     return TorchExecutor(config, model if is_whole else None)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.isolation import run_apart
+from penstock.executor.isolation import run_isolated
 from penstock.executor.torch.computed_step import compute_step, rows_of
 from penstock.executor.torch.device_memory import free_bytes, peak_bytes
 from penstock.executor.torch.eager_memory import eager_step_bytes
@@ -128,7 +128,7 @@ class TorchExecutor:
                 StepResult(slots=batch.sampled_slots, tokens=np.zeros(0, dtype=np.int32))
             )
             return
-        self._results.append(run_apart(batch, self._run_part, self._recover))
+        self._results.append(run_isolated(batch, self._run_part, self._recover))
 
     def collect(self) -> StepResult:
         """Return the oldest launched step's result. Raises IndexError if there is none."""

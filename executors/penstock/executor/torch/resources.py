@@ -40,15 +40,15 @@ def describe_resources(
         *([threads] if device.type == "cpu" else []),
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
-        f"weights {size(num_weight_bytes)}{_apart(quantization, 'none')}",
-        f"pages {size(page_bytes)}{_apart(page_dtype or model.dtype, model.dtype)}",
+        f"weights {size(num_weight_bytes)}{_type_note(quantization, 'none')}",
+        f"pages {size(page_bytes)}{_type_note(page_dtype or model.dtype, model.dtype)}",
     ]
     if num_graphs:
         parts.append(f"{num_graphs} graphs")
     return ", ".join(parts)
 
 
-def _apart(kind: object, usual: object) -> str:
+def _type_note(kind: object, usual: object) -> str:
     return "" if kind == usual else f" in {str(kind).removeprefix('torch.')}"
 
 

@@ -57,7 +57,7 @@ def sample(
     is_native = can_sample(logits)
     if not is_native:
         is_copied |= is_drawn
-    sampled = _sample_as_they_are(
+    sampled = _sample_unedited(
         logits, arrays, slots, lengths, is_drawn=is_drawn, is_copied=is_copied
     )
     special = np.flatnonzero(is_copied)
@@ -90,7 +90,7 @@ def sample(
     return replace(sampled, logprobs=scatter_rows(part, special[asking], len(slots)))
 
 
-def _sample_as_they_are(
+def _sample_unedited(
     logits: Tensor,
     arrays: SlotArrays,
     slots: Ints,

@@ -47,7 +47,7 @@ def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tenso
         with check.attached():
             rows = torch.arange(len(positions), device=model.device)
             found = model.logits(repeated[None], positions[None], rows)
-        return check.judge_logits(found)[: len(ids)]
+        return check.compare_logits(found)[: len(ids)]
     except (NotFused, torch.OutOfMemoryError):
         raise
     except Exception as failure:  # parts with other shapes, or called differently
@@ -124,11 +124,11 @@ class _Check(WholeSequence):
         for name, found, part in zip(
             ("queries", "keys", "values"), (query, key, value), parts, strict=True
         ):
-            self._judge(f"the {name} of layer {layer}", found.flatten(1), part.flatten(1))
+            self._compare(f"the {name} of layer {layer}", found.flatten(1), part.flatten(1))
         self._attended = super().run_layer(layer, query, key, value, scoring)
         return self._attended
 
-    def judge_logits(self, found: Tensor) -> Tensor:
+    def compare_logits(self, found: Tensor) -> Tensor:
         """Compare the logits `found`, which are those of every `_head_step`-th vocabulary entry;
         return the expected logits of all entries, float32 [tokens, vocabulary].
         """
@@ -138,7 +138,7 @@ class _Check(WholeSequence):
             functional.linear(hidden, part.float()) for part in tree.head.split(_NUM_HEAD_ROWS)
         ]
         expected = torch.cat(parts, -1)
-        self._judge("the logits", found, expected[:, :: self._head_step])
+        self._compare("the logits", found, expected[:, :: self._head_step])
         return expected
 
     @property
@@ -149,13 +149,13 @@ class _Check(WholeSequence):
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given: Tensor = args[0] if args else kwargs["hidden_states"]
             what = f"the input of layer {index}" if index else "the embeddings"
-            self._judge(what, given[0], self._hidden)
+            self._compare(what, given[0], self._hidden)
             self._widen(layer)
 
         def after(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
             found: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
             expected = self._finish(self._tree.layers[index])
-            self._judge(f"the output of layer {index}", found, expected, self._hidden)
+            self._compare(f"the output of layer {index}", found, expected, self._hidden)
             self._hidden = expected
             self._restore()
 
@@ -185,7 +185,7 @@ class _Check(WholeSequence):
         gate, up = _linear(normed, layer.gate_up).chunk(2, -1)
         return hidden + _linear(functional.silu(gate) * up, (layer.down,))
 
-    def _judge(
+    def _compare(
         self, what: str, found: Tensor, expected: Tensor, base: Tensor | None = None
     ) -> None:
         """Compare token by token; raise NotFused if a token differs by more than rounding. `base`:

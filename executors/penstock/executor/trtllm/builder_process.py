@@ -113,11 +113,11 @@ def run_builder(
         pass_fds=(lock,),
         # A separate process group: the builder starts workers, which must all end with it.
         start_new_session=True,
-        preexec_fn=_dying_with(os.getpid()),
+        preexec_fn=_kill_with_parent(os.getpid()),
     )
     try:
         on_start(process.pid)
-        tail = _pass_output_on(
+        tail = _forward_output(
             process, show, lambda: on_heartbeat(time.monotonic() - started_s), heartbeat_s
         )
         exit_code = process.wait()
@@ -126,7 +126,7 @@ def run_builder(
     return BuilderEnd(exit_code=exit_code, last_lines=tail, duration_s=time.monotonic() - started_s)
 
 
-def _dying_with(parent: int) -> Callable[[], None] | None:
+def _kill_with_parent(parent: int) -> Callable[[], None] | None:
     """Return a `preexec_fn` that makes the kernel kill the child process when `parent` ends; None
     on systems other than Linux.
     """
@@ -144,7 +144,7 @@ def _dying_with(parent: int) -> Callable[[], None] | None:
     return arrange
 
 
-def _pass_output_on(
+def _forward_output(
     process: "subprocess.Popen[bytes]",
     show: Callable[[bytes], None],
     on_heartbeat: Callable[[], None],
@@ -156,12 +156,12 @@ def _pass_output_on(
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
     partial = b""
-    next_beat_s = time.monotonic() + heartbeat_s
+    next_heartbeat_s = time.monotonic() + heartbeat_s
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             has_ended = process.poll() is not None
-            left_s = max(0.0, next_beat_s - time.monotonic())
+            left_s = max(0.0, next_heartbeat_s - time.monotonic())
             # A worker that outlives the builder may hold the pipe open.
             if selector.select(_DRAIN_TIMEOUT_S if has_ended else left_s):
                 chunk = os.read(process.stdout.fileno(), _CHUNK_BYTES)
@@ -172,9 +172,9 @@ def _pass_output_on(
                 tail.extend(line.decode("utf-8", "replace") for line in lines if line.strip())
             elif has_ended:
                 break
-            if time.monotonic() >= next_beat_s and not has_ended:
+            if time.monotonic() >= next_heartbeat_s and not has_ended:
                 on_heartbeat()
-                next_beat_s = time.monotonic() + heartbeat_s
+                next_heartbeat_s = time.monotonic() + heartbeat_s
     if partial.strip():
         tail.append(partial.decode("utf-8", "replace"))
     return tuple(tail)

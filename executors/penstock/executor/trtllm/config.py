@@ -51,7 +51,7 @@ class SamplerType(enum.StrEnum):
     TRTLLM = "TRTLLMSampler"
 
 
-class SamplerPromise(enum.StrEnum):
+class SamplerOption(enum.StrEnum):
     """Sampling options that a sampler may silently ignore, depending on the version."""
 
     PENALTIES = "penalties"
@@ -396,7 +396,7 @@ class TrtllmConfig:
         text="the engine's sampler; auto selects TorchSampler. docs/tensorrt-llm-mapping.md has the"
         " options that each ignores",
     )
-    sampler_honours: tuple[SamplerPromise, ...] = setting(
+    sampler_honours: tuple[SamplerOption, ...] = setting(
         (),
         text="sampling options that the operator declares to work in the installed version,"
         " although penstock does not detect their support. Options that a sampler may ignore, and"

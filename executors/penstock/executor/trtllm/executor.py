@@ -101,11 +101,11 @@ class TrtllmExecutor:
         longer than `watch.response_timeout_s`, or fails `watch.max_failures_in_row` requests in a
         row. If a single request gets no response, only that request fails.
         """
-        news = self._responses.take()
+        updates = self._responses.take()
         now_s = self._clock()
-        self._watchdog.on_responses(news, now_s)
+        self._watchdog.on_responses(updates, now_s)
         lost = self._watchdog.check(now_s)
-        for response in news:
+        for response in updates:
             self._blocks.on_response(response.submitted)
             if response.is_last:
                 self._blocks.on_end(response.submitted)
@@ -113,7 +113,7 @@ class TrtllmExecutor:
                 self.num_cache_misses += response.num_cached < response.submitted.num_cached
         # Requests that can be submitted now are submitted by the next launch, because the scheduler
         # may release some first.
-        result = result_of(news)
+        result = result_of(updates)
         self._log_account(now_s)
         if lost:
             self.num_forgotten += len(lost)

@@ -117,9 +117,9 @@ class ResponseQueue:
                     os.read(self.ready_fd, 16)
             if self._death is not None:
                 raise ExecutorDied(f"the engine died: {self._death!r}") from self._death
-            news, self._ready = self._ready, []
+            updates, self._ready = self._ready, []
             self._taken_stats, self._stats = self._stats or self._taken_stats, None
-            return news
+            return updates
 
     def take_stats(self) -> EngineStats | None:
         """Return the latest statistics delivered before the last `take`; None if there are none or

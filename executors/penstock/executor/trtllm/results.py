@@ -22,7 +22,7 @@ _MAX_WORDS_CHARS = 500
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def result_of(news: Iterable[Response]) -> StepResult:
+def result_of(updates: Iterable[Response]) -> StepResult:
     """Return the step result for these responses, without those of requests that the scheduler has
     released.
     """
@@ -30,7 +30,7 @@ def result_of(news: Iterable[Response]) -> StepResult:
     failures: list[SlotFailure] = []
     ends: list[SlotEnd] = []
     num_cached: list[tuple[int, int]] = []
-    for response in news:
+    for response in updates:
         slot = response.submitted.slot
         if slot < 0:
             continue

@@ -11,7 +11,7 @@ from typing import Final
 from penstock.executor.trtllm.config import (
     DecodingType,
     GuidedDecodingBackend,
-    SamplerPromise,
+    SamplerOption,
     SamplerType,
     SpeculativeSettings,
     TrtllmConfig,
@@ -19,7 +19,7 @@ from penstock.executor.trtllm.config import (
 from penstock.executor.trtllm.package import Package
 from penstock.scheduler.executor import Feature
 
-HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
+HONOURED: Final[Mapping[SamplerType, frozenset[SamplerOption]]] = {
     # The default of release 1.2. It ignores the three penalties (NVIDIA issue #9442; PR #16485 adds
     # them, which `Package.honours_penalties` reports), the seed (one generator for all requests; PR
     # #17172) and min_p (PR #16590). Its check for early ends counts the prompt too, so that
@@ -27,9 +27,9 @@ HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
     SamplerType.TORCH: frozenset(),
     # The older C++ sampler: supports all of these, except with speculative decoding, but no log
     # probabilities. Deprecated, removed in 1.4.
-    SamplerType.TRTLLM: frozenset(SamplerPromise),
+    SamplerType.TRTLLM: frozenset(SamplerOption),
 }
-"""For each sampler, the options in SamplerPromise that it supports in release 1.2."""
+"""For each sampler, the options in SamplerOption that it supports in release 1.2."""
 
 GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
     # Reads GBNF, the dialect of Penstock's API.
@@ -42,16 +42,16 @@ GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
 }
 """The constraints that each guided decoding backend can enforce."""
 
-_PROMISED: Final[Mapping[SamplerPromise, Feature]] = {
-    SamplerPromise.PENALTIES: Feature.PENALTIES,
-    SamplerPromise.SEED: Feature.SEED,
-    SamplerPromise.MIN_TOKENS: Feature.MIN_TOKENS,
-    SamplerPromise.MIN_P: Feature.MIN_P,
+_PROMISED: Final[Mapping[SamplerOption, Feature]] = {
+    SamplerOption.PENALTIES: Feature.PENALTIES,
+    SamplerOption.SEED: Feature.SEED,
+    SamplerOption.MIN_TOKENS: Feature.MIN_TOKENS,
+    SamplerOption.MIN_P: Feature.MIN_P,
 }
 
 
-def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[SamplerPromise]:
-    """Return the options in SamplerPromise that the engine supports: by the table HONOURED, by
+def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[SamplerOption]:
+    """Return the options in SamplerOption that the engine supports: by the table HONOURED, by
     detection, or by the setting `sampler_honours`.
 
     With speculative decoding only the setting counts: it depends on the drafting method whether
@@ -61,7 +61,7 @@ def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[Sample
     if config.speculative_config is not None:
         return asserted
     sampler = SamplerType.TORCH if config.sampler_type is SamplerType.AUTO else config.sampler_type
-    detected = {SamplerPromise.PENALTIES} if package.honours_penalties else set[SamplerPromise]()
+    detected = {SamplerOption.PENALTIES} if package.honours_penalties else set[SamplerOption]()
     return asserted | HONOURED[sampler] | detected
 
 

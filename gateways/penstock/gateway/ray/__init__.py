@@ -4,7 +4,7 @@
 - `app`: the deployment; with `ending_carrier` the only module that depends on Ray
 - `relay`: relays a received call to the service of the replica
 - `service`: the process of that service
-- `leash`: ends that process when the replica dies
+- `parent_guard`: ends that process when the replica dies
 - `load`: the load of that service
 - `scaling`: the number of replicas for that load
 """

@@ -26,7 +26,7 @@ from penstock.server.cli.serve import OPERATIONS_LINE, READY_LINE
 logger = logging.getLogger(__name__)
 
 _ENDED = ""
-_LEASH = Path(__file__).with_name("leash.py")
+_PARENT_GUARD = Path(__file__).with_name("parent_guard.py")
 # The replica chooses the addresses, and no other process needs them.
 RESERVED = ("--host", "--port", "--operations-host", "--operations-port")
 
@@ -36,8 +36,8 @@ class ReplicaServiceFailed(Exception):
 
 
 def command_line(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs `penstock serve` with these options, through `leash.py`, so that
-    it ends with the replica. Without `--fronts` it has one front (gRPC server process).
+    """Return the command that runs `penstock serve` with these options, through `parent_guard.py`,
+    so that it ends with the replica. Without `--fronts` it has one front (gRPC server process).
 
     Raises ValueError, which names an option that only the replica may set.
     """
@@ -49,7 +49,7 @@ def command_line(options: Sequence[str]) -> tuple[str, ...]:
     fronts = () if any(o.partition("=")[0] == "--fronts" for o in options) else ("--fronts", "1")
     doors = ("--host", "127.0.0.1", "--port", "0", "--operations-port", "0")
     serve = (sys.executable, "-m", "penstock.tools", "serve")
-    return (sys.executable, str(_LEASH), *serve, *doors, *fronts, *options)
+    return (sys.executable, str(_PARENT_GUARD), *serve, *doors, *fronts, *options)
 
 
 class ReplicaService:

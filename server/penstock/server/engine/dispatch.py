@@ -178,7 +178,7 @@ class Dispatcher:
         """
         match frame:
             case ViewQuery(ticket=ticket):
-                answer(encode(ViewAnswer(ticket=ticket, views=self.engine.look())))
+                answer(encode(ViewAnswer(ticket=ticket, views=self.engine.live_views())))
             case Command() as command if self._carry_out is not None:
                 self._carry_out(command, lambda done: answer(encode(done)))
             case Command(ticket=ticket):

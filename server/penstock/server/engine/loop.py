@@ -38,7 +38,7 @@ class StatusPublisher:
 
     def heartbeat(self) -> None:
         """Publish that the main loop is running."""
-        self._board.beat()
+        self._board.heartbeat()
 
     def after_step(self) -> None:
         """Publish the queue, the load, and how many retentions of cached blocks were shortened or
@@ -47,9 +47,9 @@ class StatusPublisher:
         engine = dispatcher.engine
         num_waiting, num_tokens = engine.queue_size
         queue_s = dispatcher.newest_queue_s if num_waiting else None
-        board.show_queue(num_waiting, num_tokens, queue_s)
-        board.show_load(*engine.occupancy, dispatcher.num_output_tokens)
-        board.show_retention_cuts(*engine.retention_cuts)
+        board.publish_queue(num_waiting, num_tokens, queue_s)
+        board.publish_load(*engine.occupancy, dispatcher.num_output_tokens)
+        board.publish_retention_cuts(*engine.retention_cuts)
 
     def idle(self) -> None:
         """Remove the step from the board. Called when all work is done and the integrity check has

@@ -207,7 +207,7 @@ class Accounts:
         self._pending = PendingRecords(self._record)
 
     @property
-    def are_kept(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if requests are recorded, i.e. if a recorder is configured."""
         return self._recorder is not None
 
@@ -313,7 +313,7 @@ class PendingRecords:
         if account is None:
             return
         if account.live is not None:
-            account.live.phases.explain(wait=end.wait, stay=end.stay)
+            account.live.phases.explain(wait=end.wait, residency=end.residency)
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:

@@ -100,7 +100,7 @@ class AdmissionEstimate:
                 "sampling.num_outputs",
                 f"{num_requests} outputs exceed the queue's limit of {most}",
             )
-        self._forget_seen(self._show.num_beats)
+        self._forget_seen(self._show.num_heartbeats)
         queue = self._show.queue
         if queue.epoch != hello.epoch:
             return  # The state is that of another engine, or the engine has not run a step yet.
@@ -126,7 +126,7 @@ class AdmissionEstimate:
     ) -> bool:
         """Return True if the engine may have waiting requests that this tenant's requests could
         displace. If so, this tenant's requests count as waiting until the engine's next step."""
-        turn = 0 if self._show is None else self._show.num_beats
+        turn = 0 if self._show is None else self._show.num_heartbeats
         if turn != self._parts_step:
             # Compute this at most once per step: in an overload, a rejection must cost less than a
             # request.
@@ -163,7 +163,7 @@ class AdmissionEstimate:
         """
         if self._show is None:
             return
-        turn = self._show.num_beats
+        turn = self._show.num_heartbeats
         self._forget_seen(turn)
         self._unseen.append(_Sent(turn, num_requests, num_tokens))
         self._num_requests += num_requests

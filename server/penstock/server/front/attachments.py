@@ -172,7 +172,7 @@ class Attachments:
             if port is not None and front.is_engine_up and is_ready:
                 front.current_limits()
                 return port
-            if front.is_draining or not front.replays.are_on or front.clock() >= due_s:
+            if front.is_draining or not front.replays.is_enabled or front.clock() >= due_s:
                 front.current_limits()
                 raise request_error(ErrorReason.ENGINE_DOWN)
             if port is not None and not front.is_engine_up:

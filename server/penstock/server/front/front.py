@@ -379,7 +379,9 @@ class Front:
         self._router.newest_place = None
         # Requests that are being attached are incomplete; they are submitted to the next engine
         # later.
-        waits = [one for one in self.table if one not in self.attaching or not self.replays.are_on]
+        waits = [
+            one for one in self.table if one not in self.attaching or not self.replays.is_enabled
+        ]
         self.replays.lose(waits)
 
     def on_given_up(self) -> None:
@@ -416,7 +418,7 @@ class Front:
     def known_limits(self) -> Limits:
         """Return the limits of the connected engine, or of the last engine if replays are enabled.
         Raises RequestError (ENGINE_DOWN) if there is none."""
-        if self.limits is None or not (self.is_engine_up or self.replays.are_on):
+        if self.limits is None or not (self.is_engine_up or self.replays.is_enabled):
             raise request_error(ErrorReason.ENGINE_DOWN)
         return self.limits
 
@@ -473,7 +475,7 @@ class Front:
         try:
             submit(self.port, request, request.specs)
         except EngineUnavailable:
-            if not self.replays.are_on:
+            if not self.replays.is_enabled:
                 raise request_error(ErrorReason.ENGINE_DOWN) from None
             # The engine was lost while the request was prepared; the next engine will receive the
             # request.
@@ -494,7 +496,7 @@ class Front:
             # A request that was never queued has no queue wait.
             if end.wait is not None and output is not None and output.index == 0:
                 request = output.request
-                self.prompts.quotas.take_back(request.tenant, request.num_prompt_tokens)
+                self.prompts.quotas.refund(request.tenant, request.num_prompt_tokens)
 
     def _end_unread(self) -> None:
         """Remove ended requests whose readers have not read to the end (see `RequestTable.unread`),

@@ -230,7 +230,7 @@ class LiveRequest:
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
-            self.phases.explain(stay=change.stay)
+            self.phases.explain(residency=change.residency)
         if self.phases.leave(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
             self._change_state(0)
 
@@ -415,7 +415,7 @@ class LiveRequest:
     def _note_engine_end(self, output: OwnOutput, end: Completed | Failed) -> None:
         if output.index == 0:
             self.has_engine_end = True
-            self.phases.explain(wait=end.wait, stay=end.stay)
+            self.phases.explain(wait=end.wait, residency=end.residency)
 
     def _end_output(
         self,

@@ -4,12 +4,12 @@ Computes the state, the total duration of each phase, and the segments of a reco
 preemptions and tokens. All times are arguments, in seconds on the engine's clock.
 
 A request with several outputs waits only while none of them runs. The engine's details (`Wait`,
-`Stay`) describe the first output.
+`Residency`) describe the first output.
 """
 
 from typing import Final
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.scheduler.state import RequestState
 from penstock.server.observe.request_record import Segment, SegmentKind
 
@@ -115,17 +115,17 @@ class PhaseClock:
         if self.segments[-1].kind is PREFILL:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
-    def explain(self, *, wait: Wait | None = None, stay: Stay | None = None) -> None:
+    def explain(self, *, wait: Wait | None = None, residency: Residency | None = None) -> None:
         """Add the engine's details of the latest queue wait, unless it has some, and of the latest
         time in the running batch. None adds nothing."""
         if wait is not None:
             segment = self._latest(QUEUE)
             if segment is not None and segment.wait is None:
                 segment.wait = wait
-        if stay is not None:
+        if residency is not None:
             segment = self._latest(DECODE, PREFILL)
             if segment is not None:
-                segment.stay = stay
+                segment.residency = residency
 
     def stop(self, now_s: float) -> None:
         """End the current phase, because the request has ended. The time after it is delivery."""
@@ -140,9 +140,9 @@ class PhaseClock:
         then.
 
         No segment may begin after `end_s`. Segments of zero length are left out, unless all are;
-        the `stay` of one that is left out moves to the preceding PREFILL or DECODE segment. The
-        first token after a prefill is counted in the DECODE segment, although the prefill computed
-        it.
+        the `residency` of one that is left out moves to the preceding PREFILL or DECODE segment.
+        The first token after a prefill is counted in the DECODE segment, although the prefill
+        computed it.
         """
         segments = self.segments
         segments[-1].end_s = end_s
@@ -153,8 +153,8 @@ class PhaseClock:
         for segment in segments:
             if segment.end_s > segment.start_s:
                 found.append(segment)
-            elif segment.stay is not None and found and found[-1].kind in (PREFILL, DECODE):
-                found[-1].stay = segment.stay
+            elif segment.residency is not None and found and found[-1].kind in (PREFILL, DECODE):
+                found[-1].residency = segment.residency
         return tuple(found) or (Segment(segments[0].kind, segments[0].start_s, end_s),)
 
     def _count(self, segment: Segment, num_tokens: int) -> None:

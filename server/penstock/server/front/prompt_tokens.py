@@ -121,7 +121,7 @@ class TextQuotas:
         overdrawn."""
         self._add(tenant, 0, num_tokens)
 
-    def take_back(self, tenant: str, num_tokens: int) -> None:
+    def refund(self, tenant: str, num_tokens: int) -> None:
         """Refund a prompt that was not processed, or whose request was displaced."""
         self._add(tenant, -1, -num_tokens)
 
@@ -218,7 +218,7 @@ class Prompts:
                 prompt, limits, max_tokens, TextAccount(tenant, not is_replay, settle)
             )
         except TooMuchText as error:
-            self.quotas.take_back(tenant, least)
+            self.quotas.refund(tenant, least)
             raise too_much_waiting_text(tenant, error) from None
         except TooManyTokens as error:
             raise prompt_too_long(path, error.num_tokens, limits, qualifier="at least ") from None
@@ -281,7 +281,7 @@ class Prompts:
                 ids, tenant, has_text=True, skip_special_tokens=skip_special_tokens
             )
         except TooMuchText as error:
-            self.quotas.take_back(tenant, ids.num_tokens)
+            self.quotas.refund(tenant, ids.num_tokens)
             raise too_much_waiting_text(tenant, error) from None
         return read.text
 

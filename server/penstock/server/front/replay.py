@@ -74,7 +74,7 @@ class Replays:
         return len(self._waiting)
 
     @property
-    def are_on(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if requests continue after the loss of their engine."""
         return self._config.max_replays > 0 and not self._is_given_up
 
@@ -88,7 +88,7 @@ class Replays:
         num_before = len(self._waiting)
         for request in requests:
             # Requests that are still being prepared have not been submitted.
-            if request.outputs or not self.are_on:
+            if request.outputs or not self.is_enabled:
                 self.suspend(request)
         num_lost = len(self._waiting) - num_before
         if num_lost:
@@ -106,7 +106,7 @@ class Replays:
         now_s = self._clock()
         if request.is_cancelled:
             _end(request, FinishReason.CANCELLED, now_s)
-        elif not self.are_on or request.num_replays >= self._config.max_replays:
+        elif not self.is_enabled or request.num_replays >= self._config.max_replays:
             request.fail(ENGINE_DOWN, now_s)
         else:
             request.suspend(now_s)

@@ -48,7 +48,7 @@ class SpareMemory:
         self._least_bytes = self._rss_bytes()
 
 
-def keep_large_apart() -> None:
+def map_large_blocks_separately() -> None:
     """Make glibc map large blocks separately. Call this once, when the process starts."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

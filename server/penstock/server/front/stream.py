@@ -290,7 +290,7 @@ class TokenStream(WatchedWrite):
         self._text = None
         self.num_backlog_tokens = 0
         self.close()
-        self.break_off()
+        self.interrupt()
         self.wake()
 
     def wake(self) -> None:

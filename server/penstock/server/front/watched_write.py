@@ -68,14 +68,14 @@ class WatchedWrite:
         """Record that the writer is blocked because the reader grants no flow-control credit."""
         self.blocked_since_s = now_s
 
-    def break_off(self) -> None:
+    def interrupt(self) -> None:
         """Interrupt the current write, if there is one."""
         if self._writer is not None:
             self._cut_writer = self._writer
             self._writer.cancel()
 
     def was_cut_off(self) -> bool:
-        """Return True if the CancelledError just caught was caused only by `break_off`.
+        """Return True if the CancelledError just caught was caused only by `interrupt`.
 
         If so, the calling task is no longer being cancelled and may report the reason to its peer.
         """
@@ -129,7 +129,7 @@ class SharedWriter(WatchedWrite, Generic[S]):
         """Close the writer with the error `failure`; interrupts a blocked write."""
         if self._failure is None:
             self._failure = failure
-            self.break_off()
+            self.interrupt()
             self.wake()
 
     async def take(self) -> list[S]:

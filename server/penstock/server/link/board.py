@@ -26,7 +26,7 @@ _WORD_BYTES = 8
 _MAGIC = int.from_bytes(b"pnstkbd1", "little")
 
 # Word offsets of the fields of the engine's board.
-_MAGIC_AT, _MAX_KEYS, _EPOCH, _NUM_BEATS, _BEAT_NS = range(5)
+_MAGIC_AT, _MAX_KEYS, _EPOCH, _NUM_HEARTBEATS, _HEARTBEAT_NS = range(5)
 _NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_PROBATION, _SUBMITTING_KEY = range(5, 10)
 _BANK_SIZES = 10
 _NUM_BANKS = 2
@@ -37,7 +37,7 @@ _PROBATION_KEYS, _MAX_ON_PROBATION = 17, 64
 _KEYS = _PROBATION_KEYS + _MAX_ON_PROBATION
 
 _ROW_WORDS = 4
-_ROW_OWNER, _ROW_BEATS, _ROW_NS = range(3)
+_ROW_OWNER, _ROW_HEARTBEATS, _ROW_NS = range(3)
 
 
 class BoardError(Exception):
@@ -99,15 +99,15 @@ def create_board(max_num_keys: int) -> int:
     is exhausted.
     """
     num_words = _KEYS + _NUM_BANKS * max_num_keys
-    fd = _nameless_file("penstock-board", num_words * _WORD_BYTES)
+    fd = _anonymous_file("penstock-board", num_words * _WORD_BYTES)
     os.pwrite(fd, struct.pack("<QQ", _MAGIC, max_num_keys), 0)
     return fd
 
 
-def create_beats(num_rows: int) -> int:
+def create_heartbeats(num_rows: int) -> int:
     """Create the memory for the heartbeats of at most `num_rows` fronts and return its descriptor.
     Raises OSError if memory is exhausted."""
-    return _nameless_file("penstock-beats", num_rows * _ROW_WORDS * _WORD_BYTES)
+    return _anonymous_file("penstock-heartbeats", num_rows * _ROW_WORDS * _WORD_BYTES)
 
 
 class EngineBoard:
@@ -123,20 +123,20 @@ class EngineBoard:
         self._floats = memoryview(self._map).cast("d")
         self._max_keys = _max_keys_of(self._words)
         words = self._words
-        for word in range(_NUM_BEATS, _KEYS):
+        for word in range(_NUM_HEARTBEATS, _KEYS):
             words[word] = 0
         self._floats[_QUEUE_S] = math.nan
         words[_EPOCH] = epoch
         self._num_banks = min(num_steps, _NUM_BANKS)
         self._bank = 0
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Increment the heartbeat count, which shows that the engine's loop is running."""
         words = self._words
-        words[_NUM_BEATS] += 1
-        words[_BEAT_NS] = time.monotonic_ns()
+        words[_NUM_HEARTBEATS] += 1
+        words[_HEARTBEAT_NS] = time.monotonic_ns()
 
-    def show_queue(
+    def publish_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
         """Publish the state of the queue, from which fronts reject requests without a query
@@ -146,14 +146,14 @@ class EngineBoard:
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
         self._floats[_QUEUE_S] = math.nan if estimated_queue_s is None else estimated_queue_s
 
-    def show_load(self, num_running: int, num_used_blocks: int, num_output_tokens: int) -> None:
+    def publish_load(self, num_running: int, num_used_blocks: int, num_output_tokens: int) -> None:
         """Publish the load, for load balancing."""
         words = self._words
         words[_NUM_RUNNING] = num_running
         words[_NUM_USED_BLOCKS] = num_used_blocks
         words[_NUM_OUTPUT_TOKENS] = num_output_tokens
 
-    def show_retention_cuts(self, num_shortened: int, num_dropped_blocks: int) -> None:
+    def publish_retention_cuts(self, num_shortened: int, num_dropped_blocks: int) -> None:
         """Publish the counts of `RetentionCuts` since the start of the engine."""
         words = self._words
         words[_NUM_SHORTENED_RETENTIONS] = num_shortened
@@ -235,9 +235,9 @@ class BoardView:
         return self._words[_EPOCH]
 
     @property
-    def num_beats(self) -> int:
+    def num_heartbeats(self) -> int:
         """Number of heartbeats of the engine's loop; 0 while it starts."""
-        return self._words[_NUM_BEATS]
+        return self._words[_NUM_HEARTBEATS]
 
     @property
     def queue(self) -> QueueState:
@@ -248,7 +248,7 @@ class BoardView:
             num_waiting=words[_NUM_WAITING],
             num_waiting_tokens=words[_NUM_WAITING_TOKENS],
             estimated_queue_s=None if math.isnan(queue_s) else queue_s,
-            at_s=words[_BEAT_NS] / 1e9,
+            at_s=words[_HEARTBEAT_NS] / 1e9,
         )
 
     @property
@@ -290,7 +290,7 @@ class BoardView:
         self._map.close()
 
 
-class FrontBeat:
+class FrontHeartbeat:
     """Writes the heartbeats of one front to its row. The constructor raises BoardError if there is
     no such row, and OSError if the memory cannot be mapped."""
 
@@ -299,13 +299,13 @@ class FrontBeat:
         self._first = row * _ROW_WORDS
         if not 0 <= self._first < len(self._words):
             raise BoardError(f"there is no row {row}")
-        self._words[self._first + _ROW_BEATS] = 0
+        self._words[self._first + _ROW_HEARTBEATS] = 0
         self._words[self._first + _ROW_OWNER] = front_id
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Increment the heartbeat count, which shows that the event loop is running."""
         words, first = self._words, self._first
-        words[first + _ROW_BEATS] += 1
+        words[first + _ROW_HEARTBEATS] += 1
         words[first + _ROW_NS] = time.monotonic_ns()
 
     def close(self) -> None:
@@ -314,19 +314,19 @@ class FrontBeat:
         self._map.close()
 
 
-class BeatsView:
+class HeartbeatView:
     """Reads the heartbeats of all fronts. The constructor raises BoardError if the memory is not a
     status board, and OSError if it cannot be mapped."""
 
     def __init__(self, fd: int) -> None:
         self._map, self._words = _map_words(fd, is_writer=False)
 
-    def num_beats(self, row: int, front_id: int) -> int:
+    def num_heartbeats(self, row: int, front_id: int) -> int:
         """Return the heartbeat count of this front; 0 if its row now belongs to another front."""
         first = row * _ROW_WORDS
         if self._words[first + _ROW_OWNER] != front_id:
             return 0
-        return self._words[first + _ROW_BEATS]
+        return self._words[first + _ROW_HEARTBEATS]
 
     def close(self) -> None:
         """Unmap the memory. Idempotent."""
@@ -349,7 +349,7 @@ def _max_keys_of(words: "memoryview[int]") -> int:
     return words[_MAX_KEYS]
 
 
-def _nameless_file(name: str, num_bytes: int) -> int:
+def _anonymous_file(name: str, num_bytes: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
     else:

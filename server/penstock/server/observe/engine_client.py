@@ -68,7 +68,7 @@ class EngineClient:
         """Disconnect from the engine."""
         await self._line.close()
 
-    async def look(self, limit_s: float) -> tuple[LiveView, ...]:
+    async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
         """Return the engine's live outputs.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within

@@ -79,7 +79,7 @@ class Exporter:
         self._records: deque[bytes] = deque()
         self._num_bytes = 0
         self._num_in_flight = 0
-        self._beat: Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._answers: deque[bytes] = deque()
         self._link: PersistentConnection[ObserverFrame] = PersistentConnection(
             path,
@@ -122,9 +122,9 @@ class Exporter:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._on_timer)
         return True
 
-    def send_heartbeat(self, beat: Heartbeat) -> None:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Send the state of this front. A newer heartbeat replaces an unsent one."""
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._flush()
 
     async def close(self, limit_s: float) -> None:
@@ -145,13 +145,13 @@ class Exporter:
             self._emptied.clear()
             self._flush()
             line = self._link.current
-            if line is not None and line.is_writable and not self._has_news:
+            if line is not None and line.is_writable and not self._has_updates:
                 return
             await self._emptied.wait()
 
     @property
-    def _has_news(self) -> bool:
-        return bool(self._records or self._answers or self._beat is not None)
+    def _has_updates(self) -> bool:
+        return bool(self._records or self._answers or self._heartbeat is not None)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -169,9 +169,9 @@ class Exporter:
             self._num_in_flight = 0
             if self._answers:
                 line.write(self._answers.popleft())
-            elif self._beat is not None:
-                beat, self._beat = self._beat, None
-                line.write(encode(beat))
+            elif self._heartbeat is not None:
+                heartbeat, self._heartbeat = self._heartbeat, None
+                line.write(encode(heartbeat))
             elif self._records:
                 self._write_records(line)
             else:

@@ -50,7 +50,7 @@ class _Front:
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
     commands: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
-    last_beat: Heartbeat | None = None
+    last_heartbeat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Query the live requests of the front; return the future of the response."""
@@ -106,8 +106,8 @@ class FrontReceiver:
     @property
     def num_live(self) -> int:
         """Number of live requests of all fronts, according to their last heartbeats."""
-        beats = [front.last_beat for front in self._by_id.values()]
-        return sum(beat.num_live for beat in beats if beat is not None)
+        heartbeats = [front.last_heartbeat for front in self._by_id.values()]
+        return sum(heartbeat.num_live for heartbeat in heartbeats if heartbeat is not None)
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections on `listener`, including those that fronts opened before this call."""
@@ -197,9 +197,9 @@ class FrontReceiver:
         match frame:
             case Records(payloads=payloads):
                 self._take_records(payloads)
-            case Heartbeat() as beat:
-                front.last_beat = beat
-                self._listener.take_heartbeat(beat)
+            case Heartbeat() as heartbeat:
+                front.last_heartbeat = heartbeat
+                self._listener.take_heartbeat(heartbeat)
             case LiveAnswer() as answer:
                 front.take_live(answer)
             case CommandResult() as answer:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 _TICK_S = 0.1
-_NUM_TICKS_PER_BEAT = 10
+_NUM_TICKS_PER_HEARTBEAT = 10
 
 
 class HeartbeatTimer:
@@ -21,10 +21,10 @@ class HeartbeatTimer:
 
     def __init__(
         self,
-        beat: Callable[[tuple[float, ...]], None],
+        heartbeat: Callable[[tuple[float, ...]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._clock = clock
         self._lags_s: list[float] = []
         self._due_s = 0.0
@@ -32,7 +32,7 @@ class HeartbeatTimer:
 
     def start(self) -> None:
         """Tick on the running event loop until `stop`. The first heartbeat is immediate."""
-        self._beat(())
+        self._heartbeat(())
         self._due_s = self._clock()
         self._wait()
 
@@ -52,10 +52,10 @@ class HeartbeatTimer:
 
     def _tick(self) -> None:
         self._lags_s.append(max(0.0, self._clock() - self._due_s))
-        if len(self._lags_s) >= _NUM_TICKS_PER_BEAT:
+        if len(self._lags_s) >= _NUM_TICKS_PER_HEARTBEAT:
             self._send()
         self._wait()
 
     def _send(self) -> None:
         lags_s, self._lags_s = tuple(self._lags_s), []
-        self._beat(lags_s)
+        self._heartbeat(lags_s)

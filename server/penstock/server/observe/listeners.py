@@ -69,7 +69,7 @@ class ServiceListener:
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Called with the records of ended requests."""
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Called with the heartbeat of a front (gRPC server process)."""
 
     def take_engine(self, hello: EngineHello) -> None:
@@ -109,9 +109,9 @@ class ServiceListeners(ServiceListener):
         """Pass the records of ended requests to the listeners."""
         self._each(lambda listener: listener.take_records(records))
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Pass a front's heartbeat to the listeners."""
-        self._each(lambda listener: listener.take_heartbeat(beat))
+        self._each(lambda listener: listener.take_heartbeat(heartbeat))
 
     def take_engine(self, hello: EngineHello) -> None:
         """Pass the startup report of a new engine to the listeners."""

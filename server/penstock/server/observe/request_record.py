@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.server.observe.frames import OutcomeCount
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -45,7 +45,7 @@ class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     Attributes:
         wait: The queue time by reason; only for a QUEUE segment, if known.
-        stay: Statistics of the time in the running batch; only in the last segment of that time.
+        residency: Statistics of the time in the running batch; only in its last segment.
         num_cached_tokens: Number of prompt tokens that were cached; only for PREFILL.
         num_tokens: Number of output tokens; only for DECODE.
         is_engine_lost: Only for QUEUE: True if the engine of the request died and the request
@@ -56,7 +56,7 @@ class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     start_s: float
     end_s: float
     wait: Wait | None = None
-    stay: Stay | None = None
+    residency: Residency | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
     is_engine_lost: bool = False

@@ -121,7 +121,7 @@ class EngineSupervision:
         board = self._board
         if board is None or self._is_hung or not self.process.may_hang:
             self._watch.forget()
-        elif self._watch.check(board.epoch, board.num_beats):
+        elif self._watch.check(board.epoch, board.num_heartbeats):
             self._is_hung = True
             logger.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
             self.process.abort()

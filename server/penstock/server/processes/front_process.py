@@ -24,9 +24,9 @@ from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig
 from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.prompt_tokens import TextQuotas
-from penstock.server.front.spare_memory import keep_large_apart
+from penstock.server.front.spare_memory import map_large_blocks_separately
 from penstock.server.gateways import NO_GATEWAY, load_gateway
-from penstock.server.link.board import BoardView, FrontBeat
+from penstock.server.link.board import BoardView, FrontHeartbeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Heartbeat, Hello
@@ -47,7 +47,7 @@ from penstock.server.text.model_text import ModelText
 logger = logging.getLogger("penstock.server.processes.front_process")
 ENOUGH = 65_536
 """The limit of open files and sockets to request. A front needs one for each connection."""
-_BEATS_PER_CHECK = 4
+_HEARTBEATS_PER_CHECK = 4
 """Heartbeats between two checks of the supervisor, so that each check finds a new heartbeat."""
 _FINAL_RECORDS_S = 0.2
 """How long the observer may take to receive the last records, in seconds."""
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     # Without a supervisor the engine is killed immediately and cannot end its own child processes.
     control, launch = begin(arguments, FrontLaunch, "front", before_exit=end_marked)
     allow_many_descriptors()
-    keep_large_apart()
+    map_large_blocks_separately()
     logger.debug("front id %d", launch.front_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
@@ -105,7 +105,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     heartbeat.start()
     control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_given_up))
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
-    keeping = asyncio.create_task(security.keep_up(), name="keep up with security")
+    keeping = asyncio.create_task(security.poll_periodically(), name="poll security files")
     await stop.wait()
     ready.cancel()
     keeping.cancel()
@@ -133,20 +133,20 @@ def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMak
     return lambda front, access: gateway.make_service(front, access, board)
 
 
-class _FrontBeatTimer:
+class _FrontHeartbeatTimer:
     """Writes a heartbeat every `interval_s` seconds from `start` to `stop`. Does nothing if `beat`
     is None."""
 
-    def __init__(self, beat: FrontBeat | None, interval_s: float) -> None:
-        self._beat = beat
+    def __init__(self, heartbeat: FrontHeartbeat | None, interval_s: float) -> None:
+        self._heartbeat = heartbeat
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Write a heartbeat now and after each interval. Call this on the event loop."""
-        if self._beat is None:
+        if self._heartbeat is None:
             return
-        self._beat.beat()
+        self._heartbeat.heartbeat()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._interval_s, self.start)
 
@@ -157,15 +157,15 @@ class _FrontBeatTimer:
             self._timer = None
 
 
-def _heartbeat(launch: FrontLaunch) -> _FrontBeatTimer:
-    fd, limit_s = launch.beats_fd, launch.server.front_hang_s
+def _heartbeat(launch: FrontLaunch) -> _FrontHeartbeatTimer:
+    fd, limit_s = launch.heartbeats_fd, launch.server.front_hang_s
     if fd < 0 or not limit_s:
-        return _FrontBeatTimer(None, 0.0)
+        return _FrontHeartbeatTimer(None, 0.0)
     try:
-        beat = FrontBeat(fd, launch.beat_row, launch.front_id)
+        heartbeat = FrontHeartbeat(fd, launch.heartbeat_row, launch.front_id)
     finally:
         os.close(fd)
-    return _FrontBeatTimer(beat, limit_s / (NUM_CHECKS * _BEATS_PER_CHECK))
+    return _FrontHeartbeatTimer(heartbeat, limit_s / (NUM_CHECKS * _HEARTBEATS_PER_CHECK))
 
 
 def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:
@@ -243,7 +243,7 @@ class FrontWatch:
             live_views=self._live_views,
             carry_out=CommandRunner(f"front {front_id}").carry_out,
         )
-        self._timer = HeartbeatTimer(self._beat)
+        self._timer = HeartbeatTimer(self._heartbeat)
         self.recorder = RequestRecorder(self._exporter.offer)
 
     async def start(self, server: FrontServer) -> None:
@@ -252,7 +252,7 @@ class FrontWatch:
         Does not wait for the observer.
         """
         self._server = server
-        server.on_engine_change = partial(self._beat, ())
+        server.on_engine_change = partial(self._heartbeat, ())
         await self._exporter.start()
         self._timer.start()
 
@@ -264,7 +264,7 @@ class FrontWatch:
     def _live_views(self) -> Iterable[FrontView]:
         return () if self._server is None else self._server.front.live_views()
 
-    def _beat(self, loop_lag_s: tuple[float, ...]) -> None:
+    def _heartbeat(self, loop_lag_s: tuple[float, ...]) -> None:
         assert self._server is not None
         front, recorder = self._server.front, self.recorder
         counters = front.counters

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from penstock.server.config import FrontLaunch, encode_launch
-from penstock.server.link.board import BeatsView
+from penstock.server.link.board import HeartbeatView
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
 from penstock.server.processes.hang_watch import HangWatch
@@ -42,7 +42,7 @@ class FrontSupervision:
         self._front_ids = front_ids
         self._front_id = 0
         self._watch = HangWatch()
-        self._beats: BeatsView | None = None
+        self._heartbeats: HeartbeatView | None = None
 
     def successor(self) -> "FrontSupervision":
         """Return the supervision of another process with this number, which will replace this
@@ -56,10 +56,11 @@ class FrontSupervision:
 
         Call this NUM_CHECKS times in that period (see `hang_watch.py`).
         """
-        if self._beats is None or not self.process.may_hang:
+        if self._heartbeats is None or not self.process.may_hang:
             self._watch.forget()
         elif self._watch.check(
-            self._front_id, self._beats.num_beats(self._front_id % NUM_ROWS, self._front_id)
+            self._front_id,
+            self._heartbeats.num_heartbeats(self._front_id % NUM_ROWS, self._front_id),
         ):
             logger.error(
                 "no heartbeat of %s for %g s: killing it",
@@ -72,8 +73,8 @@ class FrontSupervision:
 
     async def _spawn(self) -> Child:
         now = self._spawn_context()
-        if self._beats is None:
-            self._beats = BeatsView(now.beats_fd)
+        if self._heartbeats is None:
+            self._heartbeats = HeartbeatView(now.heartbeats_fd)
         self._front_id = next(self._front_ids)
         self.process.name = f"front {self._front_id}"
         launch = FrontLaunch(
@@ -83,8 +84,8 @@ class FrontSupervision:
             port=now.config.port,
             observer_path=now.observer_path,
             board_fd=now.board_fd,
-            beats_fd=now.beats_fd,
-            beat_row=self._front_id % NUM_ROWS,
+            heartbeats_fd=now.heartbeats_fd,
+            heartbeat_row=self._front_id % NUM_ROWS,
         )
         environment = {**front_environment(), **self._orphans.mark_for_guard}
         return await self._orphans.start(
@@ -93,6 +94,6 @@ class FrontSupervision:
                 FRONT_MODULE,
                 encode_launch(launch),
                 environment=environment,
-                inherited_fds=[fd for fd in (now.board_fd, now.beats_fd) if fd >= 0],
+                inherited_fds=[fd for fd in (now.board_fd, now.heartbeats_fd) if fd >= 0],
             )
         )

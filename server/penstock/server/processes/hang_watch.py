@@ -21,11 +21,11 @@ class HangWatch:
         """True after the check that reaches half of the limit, until the next check."""
         return self._num_same == self._num_checks // 2
 
-    def check(self, process_id: int, num_beats: int) -> bool:
-        """Return True if `process_id` hangs, i.e. if `num_beats` has not changed in the last
+    def check(self, process_id: int, num_heartbeats: int) -> bool:
+        """Return True if `process_id` hangs, i.e. if `num_heartbeats` has not changed in the last
         `num_checks` checks."""
-        if (process_id, num_beats) != self._seen:
-            self._seen = (process_id, num_beats)
+        if (process_id, num_heartbeats) != self._seen:
+            self._seen = (process_id, num_heartbeats)
             self._num_same = 0
             return False
         self._num_same += 1

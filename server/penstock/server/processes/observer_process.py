@@ -131,8 +131,10 @@ class _Observer:
             self._flight.start()
         await self._receiver.start(socket.socket(fileno=launch.listener_fd))
         await self._engine.start()
-        self._keeping = asyncio.create_task(self._security.keep_up(), name="keep up with security")
-        return await self._open_doors()
+        self._keeping = asyncio.create_task(
+            self._security.poll_periodically(), name="poll security files"
+        )
+        return await self._start_servers()
 
     async def stop(self, limit_s: float) -> None:
         """Receive the last messages of all fronts and export the records, within `limit_s`
@@ -153,7 +155,7 @@ class _Observer:
             if isinstance(problem, Exception):
                 logger.error("shutdown of a part failed: %s", in_one_line(problem))
 
-    async def _open_doors(self) -> dict[str, int]:
+    async def _start_servers(self) -> dict[str, int]:
         launch, metrics = self._launch, self._metrics
         host = launch.server.observer.operations_host
         operations = self._operations()

@@ -30,7 +30,7 @@ class SpawnContext:
         listener_fd: The listening socket of the engine.
         observer_path: The Unix socket of the observer, None without an observer.
         flight_fd: The flight recorder's memory, -1 without one.
-        board_fd, beats_fd: See `penstock.server.link.board`.
+        board_fd, heartbeats_fd: See `penstock.server.link.board`.
         started_s: Start of the service on the monotonic clock.
     """
 
@@ -40,7 +40,7 @@ class SpawnContext:
     observer_path: Path | None
     flight_fd: int
     board_fd: int
-    beats_fd: int
+    heartbeats_fd: int
     started_s: float
 
 

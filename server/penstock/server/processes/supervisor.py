@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.config import ServerConfig
-from penstock.server.link.board import create_beats, create_board
+from penstock.server.link.board import create_board, create_heartbeats
 from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.observe.logs import IN_BANNER, LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
@@ -87,7 +87,7 @@ class Supervisor:
         self._socket_path = Path()
         self._link_listener: socket.socket | None = None
         self._board_fd = -1
-        self._beats_fd = -1
+        self._heartbeats_fd = -1
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._forced_by = 0
@@ -160,7 +160,7 @@ class Supervisor:
 
     async def _kill_all(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
         """Kill all processes that are alive, and the orphans that they leave behind."""
-        self._break_off_roll()
+        self._abort_roll()
         for process in (*self._processes.all, *watchers):
             process.kill()
         keepers = (*self._processes.keepers, *watchers.values())
@@ -188,7 +188,7 @@ class Supervisor:
         self._announce_ready()
         # The observer may end, because the service continues without it.
         await self._until_stop()
-        self._break_off_roll()
+        self._abort_roll()
         try:
             processes.raise_first()
         except CrashLoop as failure:
@@ -273,8 +273,8 @@ class Supervisor:
         try:
             self._board_fd = create_board(self._config.executor.max_num_seqs)
             stack.callback(os.close, self._board_fd)
-            self._beats_fd = create_beats(NUM_ROWS)
-            stack.callback(os.close, self._beats_fd)
+            self._heartbeats_fd = create_heartbeats(NUM_ROWS)
+            stack.callback(os.close, self._heartbeats_fd)
         except OSError as error:
             raise CannotStart(f"cannot allocate shared memory: {error}") from error
 
@@ -288,7 +288,7 @@ class Supervisor:
             observer_path=None if self._observer is None else self._observer.socket_path,
             flight_fd=self._flight.fd,
             board_fd=self._board_fd,
-            beats_fd=self._beats_fd,
+            heartbeats_fd=self._heartbeats_fd,
             started_s=self._started_s,
         )
 
@@ -321,7 +321,7 @@ class Supervisor:
             )
             self._roll = asyncio.get_running_loop().create_task(roll.run(), name="rolling restart")
 
-    def _break_off_roll(self) -> None:
+    def _abort_roll(self) -> None:
         if self._roll is not None:
             self._roll.cancel()
 

@@ -225,7 +225,7 @@ class ResumeService:
         encoder.sequence = message.next_sequence
         # The first event may take long, so send the headers to open the stream at the client.
         await context.send_initial_metadata(())
-        await deliver(front, request, _RestEncoder(encoder, request, had), context)
+        await deliver(front, request, _ResumeEncoder(encoder, request, had), context)
 
     def _read(
         self, message: bytes, request_id: str, tenant: str, ceilings: PriorityCeilings
@@ -240,7 +240,7 @@ class ResumeService:
         )
 
 
-class _RestEncoder:
+class _ResumeEncoder:
     """An `Encoder` of ResumeResponse messages that leaves out what the client has received already
     (`had`)."""
 

@@ -106,7 +106,7 @@ class CallAccounts:
 
     def open(self, method: str, context: Context) -> RequestAccount:
         """Return a new account for a request whose call of `method` has just arrived."""
-        if not self._accounts.are_kept:
+        if not self._accounts.is_enabled:
             return RequestAccount(method, "", self._front.clock(), NOT_TRACED)
         return self.open_under(method, context.peer(), self.parent_of(context))
 
@@ -120,7 +120,7 @@ class CallAccounts:
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
         """Close the account, which completes its record. Call this after the call has ended, if
         possible after its status was sent."""
-        if self._accounts.are_kept:
+        if self._accounts.is_enabled:
             front = self._front
             self._accounts.close(account, outcome, front.clock(), is_engine_up=front.is_engine_up)
 
@@ -152,7 +152,7 @@ class CallAccounts:
         """Store the id of `message` in `account`, and, if records are kept, its model and options,
         even if it will be rejected. A missing or invalid id is replaced by a new one."""
         account.request_id = valid_request_id(message) or new_request_id()
-        if not self._accounts.are_kept:
+        if not self._accounts.is_enabled:
             return
         # Any other name would add a series to all metrics.
         if not message.HasField("model") or message.model in self._model_names:
@@ -390,10 +390,10 @@ def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
         return outcome_of(account.failure)
     if account.live is not None and account.live.stream.failure is not None:
         return outcome_of(account.live.stream.failure)
-    return outcome_of_leaving(context, account.call_timeout_s)
+    return outcome_of_early_end(context, account.call_timeout_s)
 
 
-def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
+def outcome_of_early_end(context: Context, timeout_s: float) -> Outcome:
     """Return the outcome of a call that ended early: DEADLINE_EXCEEDED if its deadline has expired,
     otherwise CANCELLED.
 
@@ -417,7 +417,7 @@ def peer_of(front: Front, context: Context) -> str:
 
     Returns "" if requests are not recorded, because only records need it.
     """
-    return context.peer() if front.accounts.are_kept else ""
+    return context.peer() if front.accounts.is_enabled else ""
 
 
 def _options_of(message: pb.GenerateRequest, *, is_stream: bool) -> RequestOptions:

@@ -37,7 +37,7 @@ from penstock.server.rpc.handlers import (
     HandlerWrapper,
     call_timeout_s,
     outcome_of,
-    outcome_of_leaving,
+    outcome_of_early_end,
     peer_of,
 )
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
@@ -143,7 +143,7 @@ class MultiplexWriter:
                     request_id=request.request_id,
                     trace_id=request.account.trace.trace_id,
                 )
-                request.break_with(failure)
+                request.fail_with(failure)
                 events = ()
             if request.is_ended:
                 events = self._end(request, events)
@@ -222,7 +222,7 @@ class MultiplexService:
             raise
         except BaseException as error:
             is_left = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
-            outcome = outcome_of_leaving(context, timeout_s) if is_left else outcome_of(INTERNAL)
+            outcome = outcome_of_early_end(context, timeout_s) if is_left else outcome_of(INTERNAL)
             raise
         finally:
             front.shared_writers.discard(ready)

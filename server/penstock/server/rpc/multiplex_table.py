@@ -153,7 +153,7 @@ class MultiplexedRequest:
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
         return events
 
-    def break_with(self, failure: Failure) -> None:
+    def fail_with(self, failure: Failure) -> None:
         """End the request with `failure`, because `take` failed and the events that it took are
         lost."""
         self._failure = failure

@@ -241,16 +241,16 @@ def _limited(
         )
     if found.response_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _one_then_stream(cast(Any, found.unary_stream), policy),
+            _stream_response_handler(cast(Any, found.unary_stream), policy),
             response_serializer=found.response_serializer,
         )
     return grpc.stream_unary_rpc_method_handler(
-        _one_then_one(cast(Any, found.unary_unary), policy),
+        _unary_response_handler(cast(Any, found.unary_unary), policy),
         response_serializer=found.response_serializer,
     )
 
 
-def _one_then_one(behaviour: Any, policy: _MethodPolicy) -> Any:
+def _unary_response_handler(behaviour: Any, policy: _MethodPolicy) -> Any:
     async def handle(requests: object, context: Any) -> Any:
         del requests
         return await _until_disconnect(_serve(behaviour, context, policy))
@@ -258,7 +258,7 @@ def _one_then_one(behaviour: Any, policy: _MethodPolicy) -> Any:
     return handle
 
 
-def _one_then_stream(behaviour: Any, policy: _MethodPolicy) -> Any:
+def _stream_response_handler(behaviour: Any, policy: _MethodPolicy) -> Any:
     async def handle(requests: object, context: Any) -> None:
         del requests
         await _until_disconnect(_serve(behaviour, context, policy))
@@ -365,7 +365,7 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
             try:
                 data = await context.read()
             except BaseException:
-                policy.slots.give_back(slot)
+                policy.slots.release(slot)
                 raise
     except grpc.aio.BaseError as error:
         raise asyncio.CancelledError from error
@@ -380,7 +380,7 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
             policy.slots.note_arrival(slot)
             await policy.large_messages.take(caller)
     finally:
-        policy.slots.give_back(slot)
+        policy.slots.release(slot)
     return data
 
 

@@ -86,13 +86,13 @@ class ReadingSlots:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.give_back(slot)
+                self.release(slot)
             else:
                 self._remove_waiter(waiter)
             raise
         return slot
 
-    def give_back(self, slot: ReadingSlot) -> None:
+    def release(self, slot: ReadingSlot) -> None:
         """Release a slot, because its message was handled or will not arrive."""
         del self._held[slot]
         num_left = self._num_held_by[slot.caller] - 1

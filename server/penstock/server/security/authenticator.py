@@ -49,18 +49,18 @@ class Authenticator:
     ) -> None:
         self._clock = clock
         self._file = PolicyFile(policy_file, has_client_certificates=has_client_certificates)
-        self._judge = self._prepare()
+        self._index = self._prepare()
 
     @property
     def policy(self) -> Policy:
         """The current policy."""
-        return self._judge.policy
+        return self._index.policy
 
     def poll(self) -> None:
         """Reload the policy and its key set if a file has changed. An invalid file is logged and
         ignored."""
         if self._file.poll():
-            self._judge = self._prepare()
+            self._index = self._prepare()
 
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """Return the caller with these Authorization headers and certificate names.
@@ -69,27 +69,27 @@ class Authenticator:
         tenant. If a token is sent it must be valid, even with a valid certificate. A token and a
         certificate of two different tenants are rejected, because one of them is probably stolen.
         """
-        judge = self._judge
-        by_token = self._by_token(judge, authorizations) if authorizations else None
-        by_certificate = judge.tenant_of_names(names) if judge.policy.certificates else None
+        index = self._index
+        by_token = self._by_token(index, authorizations) if authorizations else None
+        by_certificate = index.tenant_of_names(names) if index.policy.certificates else None
         if by_token is None:
             if by_certificate is None:
                 raise Unknown("no credentials")
-            return judge.caller(by_certificate)
+            return index.caller(by_certificate)
         if by_certificate is not None and by_certificate != by_token:
             raise Unknown("a token and a certificate of two tenants")
-        return judge.caller(by_token)
+        return index.caller(by_token)
 
     def _prepare(self) -> "_PolicyIndex":
         return _PolicyIndex(self._file.policy, self._file.keys, self._clock)
 
-    def _by_token(self, judge: "_PolicyIndex", authorizations: list[str]) -> str:
+    def _by_token(self, index: "_PolicyIndex", authorizations: list[str]) -> str:
         if len(authorizations) > 1:
             raise Unknown("more than one authorization")
         match = _BEARER.fullmatch(authorizations[0])
         if match is None:
             raise Unknown("an authorization that is not a bearer token")
-        return judge.tenant_of_token(match[1].encode("ascii"))
+        return index.tenant_of_token(match[1].encode("ascii"))
 
 
 class _PolicyIndex:

@@ -76,7 +76,7 @@ class Security:
                 # After any error the service continues with the old files.
                 logger.exception("checking the security files failed: %s", type(error).__name__)
 
-    async def keep_up(self, interval_s: float = POLL_S) -> None:
+    async def poll_periodically(self, interval_s: float = POLL_S) -> None:
         """Call `poll` in a thread every `interval_s` seconds, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)

@@ -144,7 +144,7 @@ class BadToken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Good:
+class _VerifiedToken:
     tenant: str
     expires_unix_s: float
 
@@ -159,7 +159,7 @@ class WebTokens:
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         # The least recently used token is first. The threads of the metrics port share the cache.
-        self._good: OrderedDict[bytes, _Good] = OrderedDict()
+        self._good: OrderedDict[bytes, _VerifiedToken] = OrderedDict()
         self._lock = threading.Lock()
 
     def tenant_of(self, token: bytes) -> str:
@@ -172,14 +172,14 @@ class WebTokens:
             if known is not None and self._clock() < known.expires_unix_s:
                 self._good[place] = known
                 return known.tenant
-        good = self._judge(token)
+        good = self._verify(token)
         with self._lock:
             self._good[place] = good
             if len(self._good) > MAX_REMEMBERED:
                 self._good.popitem(last=False)
         return good.tenant
 
-    def _judge(self, token: bytes) -> _Good:
+    def _verify(self, token: bytes) -> _VerifiedToken:
         from jwt import decode_complete, get_unverified_header
         from jwt.exceptions import PyJWTError
 
@@ -214,7 +214,7 @@ class WebTokens:
             raise BadToken("a JSON Web Token that cannot be read") from None
         return self._checked(claims)
 
-    def _checked(self, claims: dict[str, Any]) -> _Good:
+    def _checked(self, claims: dict[str, Any]) -> _VerifiedToken:
         """Check the claims, with times by the clock of this process; return the tenant and the
         expiry time plus `leeway_s`.
 
@@ -229,7 +229,7 @@ class WebTokens:
         tenant = claims.get(policy.tenant_claim)
         if not isinstance(tenant, str) or tenant_fault(tenant) is not None:
             raise BadToken("a JSON Web Token without a tenant")
-        return _Good(tenant, expires_s)
+        return _VerifiedToken(tenant, expires_s)
 
 
 def _time(claims: dict[str, Any], name: str) -> float:

@@ -77,7 +77,7 @@ class TokenizerPool:
         self._max_large = max(1, num_threads - 1)
         self._small_threads = ThreadPoolExecutor(num_threads, thread_name_prefix=_THREAD_NAME)
         self._large_threads = ThreadPoolExecutor(
-            self._max_large, thread_name_prefix=f"{_THREAD_NAME}-large", initializer=_give_way
+            self._max_large, thread_name_prefix=f"{_THREAD_NAME}-large", initializer=_lower_priority
         )
         self._numbers = itertools.count()
         self._small: list[tuple[float, int, _Step[Any]]] = []
@@ -191,7 +191,7 @@ class TokenizerPool:
             if step.num_bytes > _STEP_BYTES:
                 took_s = max(self._clock() - started_s, 1e-6)
                 self._bytes_per_s += _NEWEST_SHARE * (step.num_bytes / took_s - self._bytes_per_s)
-            _hand_on(work, step.done)
+            _copy_result(work, step.done)
             if step.on_end is not None:
                 step.on_end()
             # Only after the work has queued its next step.
@@ -245,7 +245,7 @@ def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
             is_first, num_due = False, 0
 
 
-def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
+def _copy_result(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
     if done.done():
         return
     if work.cancelled():
@@ -268,7 +268,7 @@ def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
         return True, end.value
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     with contextlib.suppress(OSError, AttributeError):
         thread_id = threading.get_native_id()
         os.setpriority(

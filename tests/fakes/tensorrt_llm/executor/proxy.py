@@ -82,7 +82,7 @@ class GenerationExecutorProxy:
         self.engine.put(request_id)
 
     def is_shutdown(self) -> bool:
-        """Return what `_check_health` sees: it may miss that the loop has died by itself."""
+        """Return whether it was shut down or, if `is_death_seen_by_health`, its loop died."""
         if self._is_shut_down:
             return True
         return self.settings.is_death_seen_by_health and not self.engine.is_alive

@@ -1,7 +1,7 @@
 """A process of the engine, as MPI starts one. It only sleeps until it is ended.
 
-It outlives a parent that is killed, as real workers may for some time. If it dies first, the engine
-is notified.
+It survives the death of its parent, as real workers may for some time. If it exits before `stop`,
+the engine is notified.
 """
 
 import subprocess

@@ -1,5 +1,5 @@
-"""The settings classes of an engine, generated from the recorded facts, and the checks that callers
-may fail.
+"""The settings classes of an engine, generated from the recorded facts, and the checks of their
+values.
 """
 
 from datetime import timedelta

@@ -128,9 +128,9 @@ def test_log_probabilities_are_those_of_the_request_and_no_more() -> None:
     keys = np.array([2, 1], dtype=np.int64) + (1 << FRONT_SHIFT)
     step = StepEvents(step=1, at_s=1.0, keys=keys, tokens=np.array([8, 9], np.int32), logprobs=rows)
     store.kept.record(step)
-    (news,) = stream.history()
-    assert news.logprobs is not None
-    assert (news.logprobs.chosen.tolist(), news.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
+    (updates,) = stream.history()
+    assert updates.logprobs is not None
+    assert (updates.logprobs.chosen.tolist(), updates.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
 
 
 def test_output_of_an_earlier_engine_comes_first() -> None:

@@ -19,7 +19,7 @@ MOST_AT_ONCE = 100
 
 
 def step(dispatcher: Dispatcher, engine: FakeEngine) -> None:
-    engine.news.put(
+    engine.updates.put(
         StepEvents(
             step=1,
             at_s=0.0,

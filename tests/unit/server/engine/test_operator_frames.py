@@ -40,7 +40,7 @@ ORDER = Command(ticket=5, action=Profile(seconds=0.5))
 class LookedInto(FakeEngine):
     """An engine with one live request."""
 
-    def look(self) -> tuple[LiveView, ...]:
+    def live_views(self) -> tuple[LiveView, ...]:
         return (VIEW,)
 
 

@@ -96,8 +96,8 @@ def test_the_end_of_a_request_ends_its_probation() -> None:
         wing.quarantine.takes(FRONT, request(number))
     wing.quarantine.next_probation()
     end = Completed(key=key(1), at_s=5.0, reason=FinishReason.STOP)
-    news = events(ends=(end,))
-    assert wing.quarantine.with_ends(news) is news
+    updates = events(ends=(end,))
+    assert wing.quarantine.with_ends(updates) is updates
     assert [spec.key for spec in wing.quarantine.next_probation()] == [key(2)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.events import Admitted, Completed, Stay, StepEvents, Wait
+from penstock.scheduler.events import Admitted, Completed, Residency, StepEvents, Wait
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.accounts import (
     MAX_WAIT_S,
@@ -80,9 +80,9 @@ async def test_a_wait_that_ended_before_the_cancel_arrived_is_explained() -> Non
         admitted = Admitted(key=key, at_s=5.0, num_cached_tokens=0, num_preemptions=0, wait=WAIT)
         site.accounts.on_late_event(admitted)
     assert site.log.records == []
-    stay = Stay(num_steps=1)
+    residency = Residency(num_steps=1)
     site.accounts.on_late_event(
-        Completed(key=7, at_s=5.1, reason=FinishReason.CANCELLED, stay=stay)
+        Completed(key=7, at_s=5.1, reason=FinishReason.CANCELLED, residency=residency)
     )
     (record,) = site.log.records
     assert record.segments[-1].wait == WAIT
@@ -161,7 +161,7 @@ async def test_nothing_is_kept_without_a_journal() -> None:
     accounts = Accounts(None, is_tracing=False, front_id=1, has_content=True)
     account = accounts.open("Generate", arrival_s=0.0)
     accounts.close(account, CANCELLED, 1.0, is_engine_up=True)
-    assert not accounts.are_kept
+    assert not accounts.is_enabled
     assert not accounts.has_content
     assert account.outcome is None
 

@@ -16,8 +16,8 @@ from penstock.server.front.generation import Urgency
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.frames import EngineHello
 from support.fronts import INFO
+from support.published_queue import PublishedBoard
 from support.replay_site import generation
-from support.shown_queue import ShownBoard
 
 EPOCH = 3
 HELLO = EngineHello(
@@ -36,7 +36,7 @@ def failure(
 
 
 def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(8, queue_s=2.5)
     assert failure(estimate, 2) is None
@@ -48,7 +48,7 @@ def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
 
 
 def test_the_bound_on_tokens_lets_small_ones_in() -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(2, num_tokens=90)
     assert failure(estimate, 1, 10) is None
@@ -56,13 +56,13 @@ def test_the_bound_on_tokens_lets_small_ones_in() -> None:
 
 
 def test_prompts_of_more_than_the_bound_by_themselves_pass_an_empty_queue() -> None:
-    estimate = AdmissionEstimate(ShownBoard(EPOCH).view)
+    estimate = AdmissionEstimate(PublishedBoard(EPOCH).view)
     assert failure(estimate, 10, 1000) is None
 
 
 @pytest.mark.parametrize("num_waiting", [0, 9])
 def test_more_outputs_than_the_queue_has_places_are_rejected_for_good(num_waiting: int) -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(num_waiting, queue_s=2.5)
     error = failure(estimate, 11)
@@ -73,7 +73,7 @@ def test_more_outputs_than_the_queue_has_places_are_rejected_for_good(num_waitin
 
 
 def test_sent_requests_count_until_the_engine_publishes_them() -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     for _ in range(10):
         assert failure(estimate) is None
@@ -88,7 +88,7 @@ def test_sent_requests_count_until_the_engine_publishes_them() -> None:
 
 
 def test_requests_sent_to_an_earlier_engine_do_not_count() -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     estimate.note_sent(10, 50)
     assert failure(estimate) is not None
@@ -98,7 +98,7 @@ def test_requests_sent_to_an_earlier_engine_do_not_count() -> None:
 
 @pytest.mark.parametrize("epoch", [2, 4])
 def test_a_queue_that_another_engine_published_is_ignored(epoch: int) -> None:
-    shown = ShownBoard(epoch)
+    shown = PublishedBoard(epoch)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)
     assert failure(estimate) is None
@@ -111,7 +111,7 @@ def test_without_a_published_queue_nothing_is_rejected() -> None:
 
 
 def test_the_last_places_are_shared_by_the_fronts() -> None:
-    shown, waiting = ShownBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), Waiting()
     waiting.add("", 20)
     estimate = AdmissionEstimate(shown.view, num_fronts=4, waiting=waiting)
     wide = msgspec.structs.replace(HELLO, max_num_waiting=100)
@@ -127,14 +127,14 @@ def test_the_last_places_are_shared_by_the_fronts() -> None:
 
 
 def test_a_short_queue_is_used_to_its_last_place() -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view, num_fronts=4)
     shown.show(9)
     assert failure(estimate) is None
 
 
 def test_a_withdrawn_request_frees_its_place_before_the_engine_publishes_it() -> None:
-    shown = ShownBoard(EPOCH)
+    shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)
     assert failure(estimate) is not None
@@ -173,7 +173,7 @@ def passes(estimate: AdmissionEstimate, tenant: str, priority: int = 0) -> bool:
 
 
 def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
-    shown, waiting = ShownBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), Waiting()
     waiting.add("flood", 7)
     waiting.add("quiet", 3)
     estimate = AdmissionEstimate(shown.view, waiting=waiting)
@@ -186,7 +186,7 @@ def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
 
 
 def test_parts_go_by_weight() -> None:
-    shown, waiting = ShownBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), Waiting()
     waiting.add("light", 4)
     waiting.add("heavy", 6)
     estimate = AdmissionEstimate(
@@ -199,7 +199,7 @@ def test_parts_go_by_weight() -> None:
 
 
 def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
-    shown, waiting = ShownBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), Waiting()
     waiting.add("", 5, priority=1)
     waiting.add("", 5, priority=3)
     estimate = AdmissionEstimate(shown.view, waiting=waiting)
@@ -210,7 +210,7 @@ def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
 
 
 def test_a_small_part_passes_where_the_largest_may_be_at_another_front() -> None:
-    shown, waiting = ShownBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), Waiting()
     waiting.add("quiet", 1)
     estimate = AdmissionEstimate(shown.view, num_fronts=2, waiting=waiting)
     shown.show(10)

@@ -15,7 +15,7 @@ MAX_BYTES = 100_000
 def result(
     name: str, num_tokens: int = 100, key: int = 1, message: bytes = b"m", tenant: str = ""
 ) -> KeptRequest:
-    news = StepEvents(
+    updates = StepEvents(
         step=0,
         at_s=1.0,
         keys=np.full(num_tokens, key, dtype=np.int64),
@@ -25,7 +25,11 @@ def result(
         request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=message
     )
     return KeptRequest(
-        name=name, resume_spec=resume_spec, keys=(key,), tenant=tenant, history=StepFrame.of(news)
+        name=name,
+        resume_spec=resume_spec,
+        keys=(key,),
+        tenant=tenant,
+        history=StepFrame.of(updates),
     )
 
 

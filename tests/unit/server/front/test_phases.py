@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.scheduler.state import RequestState
 from penstock.server.front.phases import DECODE, PREFILL, QUEUE, PhaseClock
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
@@ -83,7 +83,7 @@ def test_phase_times_never_decrease_and_sum_to_the_total(steps: list[tuple[str, 
 
 
 K = SegmentKind
-WAIT, STAY = Wait(slots_s=1.0), Stay(num_steps=3)
+WAIT, RESIDENCY = Wait(slots_s=1.0), Residency(num_steps=3)
 
 
 def test_segments_of_a_request_with_a_preemption() -> None:
@@ -91,7 +91,7 @@ def test_segments_of_a_request_with_a_preemption() -> None:
     clock.submit(1.0)
     clock.admit(3.0, num_cached_tokens=16, wait=WAIT)
     clock.token(4.0)
-    clock.explain(stay=STAY)
+    clock.explain(residency=RESIDENCY)
     clock.leave(6.0, has_more=True, num_tokens=5)
     clock.admit(7.0)
     clock.find_prefix(32)
@@ -101,7 +101,7 @@ def test_segments_of_a_request_with_a_preemption() -> None:
         Segment(K.PREPARE, 0.0, 1.0),
         Segment(K.QUEUE, 1.0, 3.0, wait=WAIT),
         Segment(K.PREFILL, 3.0, 4.0, num_cached_tokens=16),
-        Segment(K.DECODE, 4.0, 6.0, stay=STAY, num_tokens=5),
+        Segment(K.DECODE, 4.0, 6.0, residency=RESIDENCY, num_tokens=5),
         Segment(K.QUEUE, 6.0, 7.0),
         Segment(K.PREFILL, 7.0, 8.0, num_cached_tokens=32),
         Segment(K.DECODE, 8.0, 9.0, num_tokens=3),
@@ -114,11 +114,11 @@ def test_a_single_token_leaves_its_residency_to_the_prefill() -> None:
     clock.submit(1.0)
     clock.admit(1.0)
     clock.token(2.0)
-    clock.explain(stay=STAY)
+    clock.explain(residency=RESIDENCY)
     clock.stop(2.0)
     assert clock.segments_until(2.0, num_tokens=1) == (
         Segment(K.PREPARE, 0.0, 1.0),
-        Segment(K.PREFILL, 1.0, 2.0, stay=STAY),
+        Segment(K.PREFILL, 1.0, 2.0, residency=RESIDENCY),
     )
 
 

@@ -65,7 +65,7 @@ def test_this_process_has_memory_and_can_be_trimmed() -> None:
 
 _WHERE_LARGE_BLOCKS_LIE = """
 import ctypes, sys
-from penstock.server.front.spare_memory import LARGE_BYTES, keep_large_apart
+from penstock.server.front.spare_memory import LARGE_BYTES, map_large_blocks_separately
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -79,7 +79,7 @@ class Information(ctypes.Structure):
 
 libc.mallinfo2.restype = Information
 if sys.argv[1] == "apart":
-    keep_large_apart()
+    map_large_blocks_separately()
 # The first that is freed teaches glibc its size.
 libc.free(libc.malloc(16 * LARGE_BYTES))
 before = libc.mallinfo2().hblks

@@ -60,7 +60,7 @@ def test_a_limit_of_requests_fills_at_its_rate() -> None:
     assert [charged(accounts) for _ in range(3)] == [None, None, pytest.approx(30.0)]
     clock.now_s += 30.0
     assert [charged(accounts), charged(accounts)] == [None, pytest.approx(30.0)]
-    accounts.take_back("t", 0)
+    accounts.refund("t", 0)
     assert charged(accounts) is None
     accounts.charge("", 10**9)  # without a limit
 

@@ -190,21 +190,21 @@ async def test_a_large_backlog_is_taken_in_parts() -> None:
     events: list[StreamEvent] = [*parts, *pieces]
     for event in events:
         stream.push(event)
-    news = 0
+    updates = 0
     taken: list[StreamEvent] = []
 
-    def on_news() -> None:
-        nonlocal news
-        news += 1
+    def on_update() -> None:
+        nonlocal updates
+        updates += 1
         batch = stream.take_due()
         assert len(batch) < 300
         assert sum(isinstance(event, PromptPiece) for event in batch) <= 2, "a whole one and a rest"
         taken.extend(batch)
 
-    stream.attach(on_news)
+    stream.attach(on_update)
     stream.close()
     stream.wake()
-    assert news == 1
+    assert updates == 1
     for _ in range(len(parts) + len(pieces)):
         await asyncio.sleep(0)
     assert stream.is_drained

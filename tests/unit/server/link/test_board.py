@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from penstock.server.link.board import (
-    BeatsView,
     BoardError,
     BoardView,
     EngineBoard,
-    FrontBeat,
+    FrontHeartbeat,
+    HeartbeatView,
     LoadState,
     QueueState,
-    create_beats,
     create_board,
+    create_heartbeats,
 )
 
 
@@ -36,7 +36,7 @@ def keys(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def test_a_new_board_has_no_running_request(fd: int) -> None:
     view = BoardView(fd)
-    assert (view.epoch, view.num_beats) == (0, 0)
+    assert (view.epoch, view.num_heartbeats) == (0, 0)
     assert view.keys_in_progress() == view.keys_on_probation() == frozenset()
     view.close()
     view.close()
@@ -44,12 +44,12 @@ def test_a_new_board_has_no_running_request(fd: int) -> None:
 
 def test_heartbeats_are_counted_and_begin_again_with_every_engine(fd: int) -> None:
     view, first = BoardView(fd), EngineBoard(fd, 1)
-    first.beat()
-    first.beat()
-    assert (view.epoch, view.num_beats) == (1, 2)
+    first.heartbeat()
+    first.heartbeat()
+    assert (view.epoch, view.num_heartbeats) == (1, 2)
     first.close()
     second = EngineBoard(fd, 2)
-    assert (view.epoch, view.num_beats) == (2, 0)
+    assert (view.epoch, view.num_heartbeats) == (2, 0)
     second.close()
     view.close()
 
@@ -59,13 +59,13 @@ def test_the_queue_is_shown_as_it_is(fd: int) -> None:
     assert view.queue == QueueState(
         epoch=7, num_waiting=0, num_waiting_tokens=0, estimated_queue_s=None, at_s=0.0
     )
-    board.show_queue(3, 2**40, 0.25)
-    board.beat()
+    board.publish_queue(3, 2**40, 0.25)
+    board.heartbeat()
     state = view.queue
     assert (state.num_waiting, state.num_waiting_tokens) == (3, 2**40)
     assert state.estimated_queue_s == 0.25
     assert state.at_s > 0
-    board.show_queue(0, 0, None)
+    board.publish_queue(0, 0, None)
     assert view.queue.estimated_queue_s is None
     board.close()
     view.close()
@@ -73,9 +73,9 @@ def test_the_queue_is_shown_as_it_is(fd: int) -> None:
 
 def test_the_load_is_shown_as_it_is_and_begins_again_with_every_engine(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 7)
-    board.show_queue(2, 99, None)
-    board.show_load(5, 40, 2**40)
-    board.show_retention_cuts(3, 2**33)
+    board.publish_queue(2, 99, None)
+    board.publish_load(5, 40, 2**40)
+    board.publish_retention_cuts(3, 2**33)
     board.mark_probation([11])
     assert view.load == LoadState(
         epoch=7,
@@ -145,26 +145,26 @@ def test_submitting_requests_are_running_and_those_on_probation_are_distinguishe
 
 
 def test_invalid_boards_are_rejected() -> None:
-    fd = create_beats(8)
+    fd = create_heartbeats(8)
     with pytest.raises(BoardError):
         BoardView(fd)
     with pytest.raises(BoardError):
-        FrontBeat(fd, 8, 1)
+        FrontHeartbeat(fd, 8, 1)
     os.ftruncate(fd, 3)
     with pytest.raises(BoardError):
-        BeatsView(fd)
+        HeartbeatView(fd)
     os.close(fd)
 
 
 def test_every_front_writes_its_heartbeat_in_its_row() -> None:
-    fd = create_beats(2)
-    view, one, two = BeatsView(fd), FrontBeat(fd, 0, 7), FrontBeat(fd, 1, 8)
-    one.beat()
-    one.beat()
-    two.beat()
-    assert (view.num_beats(0, 7), view.num_beats(1, 8)) == (2, 1)
+    fd = create_heartbeats(2)
+    view, one, two = HeartbeatView(fd), FrontHeartbeat(fd, 0, 7), FrontHeartbeat(fd, 1, 8)
+    one.heartbeat()
+    one.heartbeat()
+    two.heartbeat()
+    assert (view.num_heartbeats(0, 7), view.num_heartbeats(1, 8)) == (2, 1)
     # The previous owner of a row is not mistaken for the current one.
-    assert view.num_beats(0, 6) == 0
+    assert view.num_heartbeats(0, 6) == 0
     for closing in (view, one, two):
         closing.close()
     os.close(fd)

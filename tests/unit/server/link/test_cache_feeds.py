@@ -43,9 +43,12 @@ def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[byt
     return digests
 
 
-def stored(news: Iterable[CacheUpdate]) -> list[bytes]:
+def stored(updates: Iterable[CacheUpdate]) -> list[bytes]:
     return [
-        change.digest for one in news for change in one.changes if isinstance(change, CachedBlock)
+        change.digest
+        for one in updates
+        for change in one.changes
+        if isinstance(change, CachedBlock)
     ]
 
 
@@ -59,11 +62,11 @@ def test_a_snapshot_is_sent_in_parts_and_changes_follow() -> None:
 
     turns: list[list[CacheUpdate]] = []
     while feeds.has_work:
-        turns.append([news for front_id, news in feeds.take() if front_id == 1])
+        turns.append([updates for front_id, updates in feeds.take() if front_id == 1])
 
     assert [len(turn) for turn in turns] == [4, 3]  # four parts a turn
-    *parts, last = [news for turn in turns for news in turn]
-    assert [news.part for news in parts] == [
+    *parts, last = [updates for turn in turns for updates in turn]
+    assert [updates.part for updates in parts] == [
         SnapshotPart(index=index, num_parts=6, num_blocks=num_blocks) for index in range(6)
     ]
     assert stored(parts) == list(digests)
@@ -75,7 +78,7 @@ def test_an_empty_cache_is_reported_too() -> None:
     feeds = CacheFeeds(CacheIndex(BLOCK))
     feeds.follow(1, WISH)
 
-    assert [news.part for _, news in feeds.take()] == [
+    assert [updates.part for _, updates in feeds.take()] == [
         SnapshotPart(index=0, num_parts=1, num_blocks=0)
     ]
     assert not feeds.has_work
@@ -89,9 +92,9 @@ def test_many_changes_make_several_frames() -> None:
 
     digests = named(cache_index, 2 * BLOCKS_PER_PART + 3)
 
-    news = [one for _, one in feeds.take()]
-    assert [len(one.changes) for one in news] == [BLOCKS_PER_PART, BLOCKS_PER_PART, 3]
-    assert stored(news) == list(digests)
+    updates = [one for _, one in feeds.take()]
+    assert [len(one.changes) for one in updates] == [BLOCKS_PER_PART, BLOCKS_PER_PART, 3]
+    assert stored(updates) == list(digests)
 
 
 def test_an_overrun_subscriber_begins_again() -> None:
@@ -102,9 +105,9 @@ def test_an_overrun_subscriber_begins_again() -> None:
 
     digests = named(cache_index, 3)
 
-    (news,) = [one for _, one in feeds.take()]
-    assert news.part == SnapshotPart(index=0, num_parts=1, num_blocks=3)
-    assert stored([news]) == list(digests)
+    (updates,) = [one for _, one in feeds.take()]
+    assert updates.part == SnapshotPart(index=0, num_parts=1, num_blocks=3)
+    assert stored([updates]) == list(digests)
     cache_index.note_lost(digests[2:])
     assert [one.changes for _, one in feeds.take()] == [digests[2:]]
 
@@ -184,25 +187,25 @@ def test_cache_feeds_subscribe_to_every_new_engine_and_report_losses() -> None:
 
     subscriber.on_hello(engine(publishes_cache=True))
     assert line.sent == [Follow(ticket=0, salt=SALT)]
-    news = CacheUpdate(ticket=0, changes=())
-    subscriber.on_update(news)
+    updates = CacheUpdate(ticket=0, changes=())
+    subscriber.on_update(updates)
     subscriber.on_update(CacheUpdate(ticket=9, changes=()))
     subscriber.on_lost()
     subscriber.on_lost()
-    assert received == [news, None]
+    assert received == [updates, None]
 
     subscriber.on_hello(engine(publishes_cache=False))
     assert len(line.sent) == 1
     subscriber.on_lost()
-    assert received == [news, None]
+    assert received == [updates, None]
 
     subscriber.on_hello(engine(publishes_cache=True))
     line.is_cut = True
     stop()
     line.is_cut = False
     stop()
-    subscriber.on_update(news)
-    assert (line.sent, received) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
+    subscriber.on_update(updates)
+    assert (line.sent, received) == ([Follow(ticket=0, salt=SALT)] * 2, [updates, None])
 
 
 def test_unsubscribing_sends_an_unfollow_frame() -> None:

@@ -273,16 +273,16 @@ FRONT_KEYS = st.builds(
 def test_every_front_gets_its_own_events_in_order(events: StepEvents) -> None:
     split = dict(split_by_front(events))
     assert not events.is_empty or not split
-    for front, news in split.items():
-        assert not news.is_empty
+    for front, updates in split.items():
+        assert not updates.is_empty
         mine = events.keys >> 32 == front
-        assert_same(news.keys, events.keys[mine])
-        assert_same(news.tokens, events.tokens[mine])
-        assert news.changes == tuple(c for c in events.changes if c.key >> 32 == front)
-        assert news.ends == tuple(end for end in events.ends if end.key >> 32 == front)
+        assert_same(updates.keys, events.keys[mine])
+        assert_same(updates.tokens, events.tokens[mine])
+        assert updates.changes == tuple(c for c in events.changes if c.key >> 32 == front)
+        assert updates.ends == tuple(end for end in events.ends if end.key >> 32 == front)
         prompts = tuple(p for p in events.prompt_logprobs if p[0] >> 32 == front)
-        assert_same(news.prompt_logprobs, prompts)
+        assert_same(updates.prompt_logprobs, prompts)
         if events.logprobs is not None and mine.any():
-            assert_same(news.logprobs, events.logprobs.take(np.flatnonzero(mine)))
+            assert_same(updates.logprobs, events.logprobs.take(np.flatnonzero(mine)))
     total = sum(len(n.keys) + len(n.changes) + len(n.ends) for n in split.values())
     assert total == len(events.keys) + len(events.changes) + len(events.ends)

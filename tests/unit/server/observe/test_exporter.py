@@ -22,10 +22,10 @@ from penstock.server.observe.frames import (
 )
 from support.observer_line import ObserverLine
 from support.patience import PATIENCE_S
-from support.reports import beat, front_view
+from support.reports import front_view, heartbeat
 
 HELLO = Hello(front_id=3, pid=42)
-BEATS = [beat(3, num_records=number) for number in (1, 2)]
+HEARTBEATS = [heartbeat(3, num_records=number) for number in (1, 2)]
 
 
 class FakeObserver:
@@ -120,10 +120,10 @@ async def test_records_sent_before_the_observer_starts_are_delivered(
 ) -> None:
     async with exporter(path) as box:
         assert box.offer(b"early")
-        box.send_heartbeat(BEATS[0])
-        box.send_heartbeat(BEATS[1])
+        box.send_heartbeat(HEARTBEATS[0])
+        box.send_heartbeat(HEARTBEATS[1])
         peer = await observer.greeted()
-        assert await peer.next() == BEATS[1], "of two states the newest"
+        assert await peer.next() == HEARTBEATS[1], "of two states the newest"
         assert await peer.records(1) == [b"early"]
 
 
@@ -220,10 +220,10 @@ async def test_the_final_messages_are_sent_before_it_disconnects(
     async with exporter(path) as box:
         peer = await observer.accept()
         box.offer(b"last")
-        box.send_heartbeat(BEATS[0])
+        box.send_heartbeat(HEARTBEATS[0])
         await box.close(PATIENCE_S)
     assert await peer.next() == HELLO
-    assert await peer.next() == BEATS[0]
+    assert await peer.next() == HEARTBEATS[0]
     assert await peer.records(1) == [b"last"]
     assert not box.offer(b"too late")
 

@@ -30,7 +30,7 @@ from penstock.server.observe.request_record import RequestRecord, encode_record
 from support.flights import Flown
 from support.observer_line import ObserverLine
 from support.patience import PATIENCE_S
-from support.reports import beat, front_view, make_facts, request_record
+from support.reports import front_view, heartbeat, make_facts, request_record
 
 
 class RecordingListener(ServiceListener):
@@ -38,19 +38,19 @@ class RecordingListener(ServiceListener):
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
-        self.beats: list[Heartbeat] = []
+        self.heartbeats: list[Heartbeat] = []
         self.gone: list[int] = []
         self.steps: list[tuple[int, int, int]] = []
         self.totals = NO_TOTALS
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         self.records += records
         self._notify()
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
-        self.beats.append(beat)
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.heartbeats.append(heartbeat)
         self._notify()
 
     def take_steps(
@@ -68,13 +68,13 @@ class RecordingListener(ServiceListener):
         self._notify()
 
     async def until(self, is_so: Any) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._news:
-            await self._news.wait_for(is_so)
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(is_so)
 
     def _notify(self) -> None:
         async def notify() -> None:
-            async with self._news:
-                self._news.notify_all()
+            async with self._changed:
+                self._changed.notify_all()
 
         task = asyncio.get_running_loop().create_task(notify())
         self._tasks.add(task)
@@ -106,9 +106,9 @@ class Harness:
 
     async def known_front(self, front_id: int) -> FakeFront:
         """Return a connected front from which the receiver got a heartbeat."""
-        front, num_before = self.front(front_id), len(self.recorded.beats)
-        front.send(beat(front_id))
-        await self.recorded.until(lambda: len(self.recorded.beats) > num_before)
+        front, num_before = self.front(front_id), len(self.recorded.heartbeats)
+        front.send(heartbeat(front_id))
+        await self.recorded.until(lambda: len(self.recorded.heartbeats) > num_before)
         return front
 
 
@@ -132,9 +132,9 @@ async def test_reports_of_fronts_and_their_disconnects_are_received(harness: Har
     one, two = harness.front(1), harness.front(2)
     records = [request_record(number) for number in range(3)]
     one.send(Records(payloads=tuple(map(encode_record, records))))
-    one.send(beat(1, num_live=4))
-    two.send(beat(2, num_live=5))
-    await recorded.until(lambda: len(recorded.beats) == 2)
+    one.send(heartbeat(1, num_live=4))
+    two.send(heartbeat(2, num_live=5))
+    await recorded.until(lambda: len(recorded.heartbeats) == 2)
     assert recorded.records == records
     assert harness.receiver.pids == {1: 1001, 2: 1002}
     assert harness.receiver.num_live == 9
@@ -194,8 +194,8 @@ async def test_a_listener_that_raises_does_not_affect_the_others() -> None:
     recorded = RecordingListener()
     fanout = ServiceListeners(Trips(), recorded)
     fanout.take_records([request_record()])
-    fanout.take_heartbeat(beat(1))
-    assert len(recorded.records) == len(recorded.beats) == 1
+    fanout.take_heartbeat(heartbeat(1))
+    assert len(recorded.records) == len(recorded.heartbeats) == 1
     assert fanout.num_failures == 1
 
 

@@ -14,7 +14,7 @@ class Ticks:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.beats: list[tuple[float, ...]] = []
+        self.heartbeats: list[tuple[float, ...]] = []
         self.beaten = asyncio.Event()
 
     def clock(self) -> float:
@@ -22,30 +22,30 @@ class Ticks:
         self.now_s += 1.0
         return self.now_s
 
-    def beat(self, lags_s: tuple[float, ...]) -> None:
-        self.beats.append(lags_s)
+    def heartbeat(self, lags_s: tuple[float, ...]) -> None:
+        self.heartbeats.append(lags_s)
         self.beaten.set()
 
     async def next(self) -> tuple[float, ...]:
         self.beaten.clear()
         await asyncio.wait_for(self.beaten.wait(), 60)
-        return self.beats[-1]
+        return self.heartbeats[-1]
 
 
 async def test_heartbeats_are_sent_at_the_start_and_at_the_end() -> None:
     ticks = Ticks()
-    timer = HeartbeatTimer(ticks.beat, ticks.clock)
+    timer = HeartbeatTimer(ticks.heartbeat, ticks.clock)
     timer.start()
-    assert ticks.beats == [()]
+    assert ticks.heartbeats == [()]
     timer.stop()
-    assert ticks.beats == [(), ()]
+    assert ticks.heartbeats == [(), ()]
     timer.stop()
-    assert len(ticks.beats) == 2
+    assert len(ticks.heartbeats) == 2
 
 
 async def test_a_heartbeat_reports_how_late_each_of_ten_ticks_was() -> None:
     ticks = Ticks()
-    timer = HeartbeatTimer(ticks.beat, ticks.clock)
+    timer = HeartbeatTimer(ticks.heartbeat, ticks.clock)
     timer.start()
     lags_s = await ticks.next()
     timer.stop()

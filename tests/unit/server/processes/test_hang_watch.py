@@ -12,8 +12,8 @@ def test_a_process_hangs_after_the_configured_number_of_checks() -> None:
 
 def test_a_heartbeat_between_checks_resets_the_count() -> None:
     watch = HangWatch(num_checks=3)
-    beats = [5, 5, 5, 6, 6, 6, 7, 7]
-    assert not any(watch.check(1, beat) for beat in beats)
+    heartbeats = [5, 5, 5, 6, 6, 6, 7, 7]
+    assert not any(watch.check(1, heartbeat) for heartbeat in heartbeats)
 
 
 def test_a_new_process_with_the_same_count_starts_the_checks_again() -> None:

@@ -57,7 +57,7 @@ async def test_one_caller_gets_no_more_than_its_share_of_slots() -> None:
     waiting = await harness.waiting("a")
     await harness.held("b", "b")
     assert harness.slots.num_held == MAX_NUM
-    harness.slots.give_back(slots[0])
+    harness.slots.release(slots[0])
     assert (await waiting).caller == "a"
 
 
@@ -66,13 +66,13 @@ async def test_callers_take_turns() -> None:
     slots = await harness.held("a", "a", "b", "b")
     first, second = await harness.waiting("a"), await harness.waiting("a")
     other = await harness.waiting("c")
-    harness.slots.give_back(slots[0])
+    harness.slots.release(slots[0])
     await first
-    harness.slots.give_back(slots[1])
+    harness.slots.release(slots[1])
     # However many more of the first are waiting, and have for longer.
     await other
     assert not second.done()
-    harness.slots.give_back(slots[2])
+    harness.slots.release(slots[2])
     await second
 
 
@@ -87,7 +87,7 @@ async def test_only_slots_that_other_calls_wait_for_get_a_read_deadline() -> Non
     harness.slots.expire_slow()
     # No slot is free: now all must yield, except new ones.
     assert must_yield(slots) == [True, True, True, False]
-    harness.slots.give_back(slots[0])
+    harness.slots.release(slots[0])
     await waiting
 
 
@@ -99,7 +99,7 @@ async def test_a_message_that_has_arrived_has_no_read_deadline() -> None:
     harness.now_s += YIELD_AFTER_S
     harness.slots.expire_slow()
     assert must_yield(slots) == [False, True]
-    harness.slots.give_back(slots[0])
+    harness.slots.release(slots[0])
     await waiting
 
 
@@ -116,11 +116,11 @@ async def test_a_cancelled_waiter_takes_no_slot() -> None:
     slots = await harness.held("a", "a", "b", "b")
     gone, stays = await harness.waiting("a"), await harness.waiting("a")
     gone.cancel()
-    harness.slots.give_back(slots[0])
+    harness.slots.release(slots[0])
     await stays
     assert harness.slots.num_held == MAX_NUM
     late = await harness.waiting("c")
-    harness.slots.give_back(slots[1])
+    harness.slots.release(slots[1])
     # It was given the slot, and left before it had.
     late.cancel()
     await asyncio.wait([gone, late])
@@ -139,7 +139,7 @@ async def test_a_slow_sender_is_ended_once_another_waits() -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                slots.give_back(slot)
+                slots.release(slot)
 
     task = asyncio.create_task(slow())
     await begun.wait()

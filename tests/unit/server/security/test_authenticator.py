@@ -243,7 +243,7 @@ def test_the_cache_of_verified_tokens_is_bounded(
     monkeypatch.setattr(web_tokens, "MAX_REMEMBERED", 3)
     tokens = [harness.token(jti=str(number)) for number in range(5)]
     assert {harness.tenant(token) for token in tokens} == {"acme"}
-    known = harness.authenticator._judge._web_tokens
+    known = harness.authenticator._index._web_tokens
     assert known is not None
     assert len(known._good) == 3
     assert {harness.tenant(token) for token in tokens} == {"acme"}

@@ -24,7 +24,7 @@ from penstock.tools.simulation.simulate import (
     PROGRESS_INTERVAL_S,
     SimulationProgress,
     SimulationRun,
-    few_collections,
+    infrequent_gc,
 )
 
 MAX_REPLICAS = 1024
@@ -85,7 +85,7 @@ def simulate_cluster(
     cluster = _Cluster(config, router)
     reported_s = start_s
     try:
-        with few_collections():
+        with infrequent_gc():
             for request in trace:
                 cluster.offer(request)
                 wall_s = time.monotonic()

@@ -134,7 +134,7 @@ def _output_so_far(history: RequestHistory, collected_s: NDArray[np.float64]) ->
     after its last admission.
     """
     num_output = history.num_output_tokens
-    first_s = history.stays[-1].first_token_s if history.stays else np.nan
+    first_s = history.slot_intervals[-1].first_token_s if history.slot_intervals else np.nan
     if isnan(first_s):
         return num_output
     return num_output + int(np.count_nonzero(collected_s >= first_s))

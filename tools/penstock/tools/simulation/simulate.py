@@ -74,7 +74,7 @@ def simulate(
     start_cpu_s = time.process_time()
     reported_s = start_s
     try:
-        with few_collections():
+        with infrequent_gc():
             for request in trace:
                 replica.run_until(request.arrival_s)
                 replica.offer(request)
@@ -94,7 +94,7 @@ def simulate(
 
 
 @contextlib.contextmanager
-def few_collections() -> Generator[None, None, None]:
+def infrequent_gc() -> Generator[None, None, None]:
     """Inside the block, run Python's cyclic garbage collector less often.
 
     A step creates a dozen short-lived objects and no cycles; by default the collector would scan

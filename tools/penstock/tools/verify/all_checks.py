@@ -1,8 +1,8 @@
 """The list of the checks of `penstock verify`, in order."""
 
 from penstock.tools.verify import (
+    constraints,
     endings,
-    forms,
     generation,
     load,
     reuse,
@@ -16,7 +16,7 @@ ALL_CHECKS = (
     *generation.CHECKS,
     *sampling.CHECKS,
     *steering.CHECKS,
-    *forms.CHECKS,
+    *constraints.CHECKS,
     *reuse.CHECKS,
     *endings.CHECKS,
     *load.CHECKS,

@@ -67,7 +67,7 @@ PROMPTS: Mapping[str, ChatPrompt] = {
 }
 
 
-def _long(subject: Subject) -> GenerationOptions:
+def _long_output(subject: Subject) -> GenerationOptions:
     """Return options for a long output, at most 4096 tokens, so that the request can be
     interrupted.
     """
@@ -77,7 +77,7 @@ def _long(subject: Subject) -> GenerationOptions:
 async def _cancel(subject: Subject) -> str:
     transcript, stood = Transcript(), None
     try:
-        async with subject.streaming(None, transcript, **_long(subject)) as events:
+        async with subject.streaming(None, transcript, **_long_output(subject)) as events:
             async for event in events:
                 if isinstance(event, Tokens) and stood is None and transcript.accepted is not None:
                     stood = await subject.client.cancel(transcript.accepted.request_id)
@@ -97,9 +97,9 @@ async def _cancel(subject: Subject) -> str:
     return f"cancelled after {transcript.num_tokens} tokens, the next request runs"
 
 
-async def _leave(subject: Subject) -> str:
+async def _disconnect(subject: Subject) -> str:
     transcript = Transcript()
-    async with subject.streaming(None, transcript, **_long(subject)) as events:
+    async with subject.streaming(None, transcript, **_long_output(subject)) as events:
         async for event in events:
             if isinstance(event, Tokens):
                 break
@@ -114,7 +114,7 @@ async def _still_serves(subject: Subject) -> None:
 
 async def _deadline(subject: Subject) -> str:
     try:
-        wanted: GenerationOptions = {**_long(subject), "total_timeout_s": _DEADLINE_S}
+        wanted: GenerationOptions = {**_long_output(subject), "total_timeout_s": _DEADLINE_S}
         await subject.generate(**wanted)
     except DeadlineExceeded as error:
         known = {"phase", "deadline", "estimate_ms"} & error.metadata.keys()
@@ -161,7 +161,7 @@ async def _too_long(subject: Subject) -> str:
 
 CHECKS = (
     Check(name="cancel", run=_cancel),
-    Check(name="leave", run=_leave),
+    Check(name="leave", run=_disconnect),
     Check(name="deadline", run=_deadline, feature="timeouts"),
     Check(name="unsupported", run=_unsupported),
     Check(name="too-long", run=_too_long, feature="token_prompt"),

@@ -50,7 +50,7 @@ async def run_checks(
         elif survival is not None and survival.is_lost:
             outcome, reason = CheckOutcome.FAIL, "not run: the engine died and was not replaced"
         else:
-            outcome, reason = await _judge(subject, check, ends_s - started_s)
+            outcome, reason = await _run_one(subject, check, ends_s - started_s)
         duration_s = clock() - started_s
         if survival is not None and check.name not in left_out and not survival.is_lost:
             death = await survival.after_check(ends_s - clock())
@@ -63,7 +63,7 @@ async def run_checks(
     return results
 
 
-async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[CheckOutcome, str]:
+async def _run_one(subject: Subject, check: Check, left_s: float) -> tuple[CheckOutcome, str]:
     if left_s <= 0:
         return CheckOutcome.FAIL, "not run: the time limit --timeout-s was reached"
     if check.needs_model and subject.found_model is None:

@@ -96,7 +96,7 @@ def first_unlikely(records: Sequence[TokenRecord], greedy: Sequence[int]) -> int
 
 
 async def _penalties(subject: Subject) -> str:
-    ways = _ways_to_repeat(subject)
+    ways = _repetitive_prompts(subject)
     free = [await _drawn(subject, text, way) for text, way in ways]
     repeated = [len(ids) - len(set(ids)) for ids in free]
     if not any(repeated):
@@ -110,7 +110,7 @@ async def _penalties(subject: Subject) -> str:
     return f"up to {max(repeated)} of {len(free[0])} tokens repeated, each penalty changes that"
 
 
-def _ways_to_repeat(subject: Subject) -> list[tuple[str, GenerationOptions]]:
+def _repetitive_prompts(subject: Subject) -> list[tuple[str, GenerationOptions]]:
     """Return pairs of prompt and sampling options whose output probably repeats tokens, to test
     penalties.
 

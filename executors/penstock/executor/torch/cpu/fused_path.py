@@ -42,7 +42,7 @@ from penstock.executor.torch.whole_sequence import (
 logger = logging.getLogger(__name__)
 
 
-class WeightsTaken(NotFused):
+class WeightsReleased(NotFused):
     """Like NotFused, but the modules have released their weights, so the model must be loaded
     again.
     """
@@ -55,7 +55,7 @@ def fused_path(
     """Return the fused path, with `kernels` or, by default, the compiled kernels.
 
     Raises NotFused with the reason if the fused step does not support the model, or if it would be
-    slower than the modules because compiled kernels are missing; WeightsTaken if this is found
+    slower than the modules because compiled kernels are missing; WeightsReleased if this is found
     after packing; UnsupportedModel for a head size that int8 pages do not support; ValueError as
     `kernels.load`.
     """
@@ -90,9 +90,9 @@ def fused_path(
         fused = pack_model(joined, tree, kernels, is_int8=is_int8)
         found = trial(fused, kv_dtype)
     except Exception as failure:
-        raise WeightsTaken(f"its kernels do not run here: {failure}") from failure
+        raise WeightsReleased(f"its kernels do not run here: {failure}") from failure
     if fault := reference.fault_of(found, torch.int8 if is_int8 else kv_dtype):
-        raise WeightsTaken(fault)
+        raise WeightsReleased(fault)
     logger.debug(
         "the fused path serves this model with %s kernels: its logits differ from the model's in"
         " float32 by %.1e",

@@ -105,9 +105,9 @@ class DeviceStep:
         """Wait for the results and return them. Raises RuntimeError if the device failed."""
         if self.mark is not None:
             self.mark.wait()
-        return self._judge()
+        return self._to_result()
 
-    def _judge(self) -> StepResult:
+    def _to_result(self) -> StepResult:
         slots = self.slots
         num_rows = len(slots)
         failures: dict[int, str] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from penstock.executor.isolation import run_apart
+from penstock.executor.isolation import run_isolated
 from penstock.executor.torch.cuda.decode_graphs import DecodeGraphs
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
@@ -140,7 +140,7 @@ class FusedExecutor:
             # Find the row that causes the error: run parts of the step synchronously.
             traceback.clear_frames(error.__traceback__)
             self._recover(error)
-            self._launched.append(run_apart(batch, self._run_part, self._recover))
+            self._launched.append(run_isolated(batch, self._run_part, self._recover))
 
     @torch.inference_mode()
     def collect(self) -> StepResult:

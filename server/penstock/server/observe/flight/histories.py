@@ -70,7 +70,7 @@ class RecordedChunk:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SlotStay:
+class SlotInterval:
     """An interval in the running batch. `end_s` is infinite while the request runs.
 
     `is_cut` is True if the interval began before the recording. `first_token_s` is NaN if it was
@@ -98,7 +98,7 @@ class RequestHistory:
     key: int
     asked: RequestDetails | None
     waits: list[QueueInterval] = field(default_factory=list[QueueInterval])
-    stays: list[SlotStay] = field(default_factory=list[SlotStay])
+    slot_intervals: list[SlotInterval] = field(default_factory=list[SlotInterval])
     end: EventKind | None = None
     reason: int = 0
     end_s: float = inf
@@ -183,24 +183,24 @@ def _add(
             history.waits.append(QueueInterval(start_s=at_s, num_ahead=count))
         case EventKind.ADMITTED:
             _end_wait(history, at_s)
-            history.stays.append(SlotStay(slot=slot, start_s=at_s))
+            history.slot_intervals.append(SlotInterval(slot=slot, start_s=at_s))
             if not history.num_preemptions:
                 history.num_cached_tokens = count
         case EventKind.PREFIX_FOUND:
             history.num_cached_tokens = count
         case EventKind.CHUNK:
             chunk = RecordedChunk(step=step, at_s=at_s, num_tokens=count)
-            _stay(history, slot, at_s, start_s).chunks.append(chunk)
+            _slot_interval(history, slot, at_s, start_s).chunks.append(chunk)
         case EventKind.FIRST_TOKEN:
-            _stay(history, slot, at_s, start_s).first_token_s = at_s
+            _slot_interval(history, slot, at_s, start_s).first_token_s = at_s
         case EventKind.PREEMPTED:
-            _stay(history, slot, at_s, start_s).end_s = at_s
+            _slot_interval(history, slot, at_s, start_s).end_s = at_s
             history.waits.append(QueueInterval(start_s=at_s))
             history.num_preemptions += 1
             history.num_output_tokens = count
         case EventKind.FINISHED | EventKind.FAILED:
             if slot >= 0:
-                _stay(history, slot, at_s, start_s).end_s = at_s
+                _slot_interval(history, slot, at_s, start_s).end_s = at_s
             _end_wait(history, at_s)
             history.end, history.reason, history.end_s, history.end_step = kind, reason, at_s, step
             history.num_output_tokens = count
@@ -211,17 +211,19 @@ def _end_wait(history: RequestHistory, at_s: float) -> None:
         history.waits[-1].end_s = at_s
 
 
-def _stay(history: RequestHistory, slot: int, at_s: float, start_s: float) -> SlotStay:
+def _slot_interval(history: RequestHistory, slot: int, at_s: float, start_s: float) -> SlotInterval:
     """Return the current interval in a slot. Adds one if the admission was not recorded.
 
     An admission is missing if its row was overwritten, or if the engine died in that step.
     """
-    if not history.stays or history.stays[-1].end_s < inf:
+    if not history.slot_intervals or history.slot_intervals[-1].end_s < inf:
         was_waiting = bool(history.waits) and history.waits[-1].end_s == inf
         _end_wait(history, at_s)
-        stay = SlotStay(slot=slot, start_s=at_s if was_waiting else start_s, is_cut=not was_waiting)
-        history.stays.append(stay)
-    return history.stays[-1]
+        interval = SlotInterval(
+            slot=slot, start_s=at_s if was_waiting else start_s, is_cut=not was_waiting
+        )
+        history.slot_intervals.append(interval)
+    return history.slot_intervals[-1]
 
 
 def _asked(row: Any) -> RequestDetails:

@@ -46,7 +46,7 @@ def create_memory(num_steps: int, name: str) -> int:
     size, and OSError if the memory cannot be allocated.
     """
     geometry = Geometry.of_steps(num_steps)
-    fd = _nameless_file(name)
+    fd = _anonymous_file(name)
     try:
         os.ftruncate(fd, geometry.num_bytes)
         sizes = SIZES.pack(LAYOUT_VERSION, HEADER_BYTES, *geometry.num_rows, 0)
@@ -77,7 +77,7 @@ def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry
         raise
 
 
-def _nameless_file(name: str) -> int:
+def _anonymous_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     # Without memfd (not Linux): an unlinked temporary file.

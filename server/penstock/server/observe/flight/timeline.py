@@ -31,7 +31,7 @@ from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.observe.flight.histories import (
     RequestHistory,
-    SlotStay,
+    SlotInterval,
     begin_s,
     end_s,
     histories_of,
@@ -166,22 +166,22 @@ class _Timeline:
 
     def _draw_histories(self) -> None:
         histories = histories_of(self._recording)
-        points = {history.key: self._draw_stays(history) for history in histories}
+        points = {history.key: self._draw_slot_intervals(history) for history in histories}
         self._draw_queue(histories, points)
         for number, arrow in enumerate(points.values(), 1):
             # At equal times the order is: the queue, the slot, the step.
             in_order = sorted(arrow, key=lambda point: (point[1], -point[0][0]))
             self._trace.flow(number, "request", in_order)
 
-    def _draw_stays(self, history: RequestHistory) -> list[Point]:
+    def _draw_slot_intervals(self, history: RequestHistory) -> list[Point]:
         """Draw the intervals in slots. Returns the points of the flow, the last one in the final
         step if that is recorded."""
         points: list[Point] = []
-        for number, stay in enumerate(history.stays):
+        for number, interval in enumerate(history.slot_intervals):
             # An interval that ended at the start of the window would overlap the next interval.
-            if stay.end_s - self._since_s > _NANOSECOND_S and stay.slot >= 0:
-                self._trace.name_thread(SLOTS, stay.slot + 1, f"slot {stay.slot}")
-                points.append(self._draw_stay(history, stay, number))
+            if interval.end_s - self._since_s > _NANOSECOND_S and interval.slot >= 0:
+                self._trace.name_thread(SLOTS, interval.slot + 1, f"slot {interval.slot}")
+                points.append(self._draw_slot_interval(history, interval, number))
         self._arrow_to_end(history, points)
         return points
 
@@ -190,7 +190,7 @@ class _Timeline:
         waits: list[tuple[float, float, RequestHistory, int]] = []
         for history in histories:
             spans = [(wait.start_s, wait.end_s) for wait in history.waits]
-            if not history.waits and not history.stays:
+            if not history.waits and not history.slot_intervals:
                 # It was rejected at admission, or only its end is recorded.
                 spans = [(history.end_s, history.end_s)]
             for number, (start_s, until_s) in enumerate(spans):
@@ -221,34 +221,36 @@ class _Timeline:
             self._trace.instant(track, end_of(history), history.end_s, {"request_id": history.name})
         return track, start
 
-    def _draw_stay(self, history: RequestHistory, stay: SlotStay, number: int) -> Point:
-        track = (SLOTS, stay.slot + 1)
-        start_s, until_s = max(stay.start_s, self._since_s), min(stay.end_s, self._end_s)
+    def _draw_slot_interval(
+        self, history: RequestHistory, interval: SlotInterval, number: int
+    ) -> Point:
+        track = (SLOTS, interval.slot + 1)
+        start_s, until_s = max(interval.start_s, self._since_s), min(interval.end_s, self._end_s)
         args = _request_args(history)
-        is_last = number == len(history.stays) - 1
+        is_last = number == len(history.slot_intervals) - 1
         args |= {
             "cached_tokens": history.num_cached_tokens,
             "stay": number + 1,
             "ended": (end_of(history) or "not yet") if is_last and history.end else "",
         }
-        if not is_last or (history.end is None and stay.end_s <= self._end_s):
+        if not is_last or (history.end is None and interval.end_s <= self._end_s):
             args["ended"] = "PREEMPTED"
             self._trace.instant(track, "preempted", until_s, {"request_id": history.name})
         elif history.end is None:
             args["ended"] = "still running"
-        if stay.is_cut:
+        if interval.is_cut:
             args["began"] = "before the recording"
         start = self._trace.slice(track, history.name, start_s, until_s, args)
-        self._draw_phases(track, stay, start_s, until_s)
-        if is_last and history.end is EventKind.FAILED and stay.end_s <= self._end_s:
+        self._draw_phases(track, interval, start_s, until_s)
+        if is_last and history.end is EventKind.FAILED and interval.end_s <= self._end_s:
             self._trace.instant(track, end_of(history), until_s, {"request_id": history.name})
         return track, start
 
     def _draw_phases(
-        self, track: tuple[int, int], stay: SlotStay, start_s: float, until_s: float
+        self, track: tuple[int, int], interval: SlotInterval, start_s: float, until_s: float
     ) -> None:
         last_s = start_s
-        for chunk in stay.chunks:
+        for chunk in interval.chunks:
             # It is in flight at the end of the recording, unless its step has returned.
             span = self._spans.get(chunk.step)
             step_end_s = self._end_s if span is None else span[1]
@@ -257,8 +259,8 @@ class _Timeline:
                 args = {"tokens": chunk.num_tokens, "step": chunk.step}
                 self._trace.slice(track, "prefill", from_s, to_s, args, is_inner=True)
                 last_s = to_s
-        decode_s = stay.first_token_s
-        if stay.is_cut and isnan(decode_s) and not stay.chunks:
+        decode_s = interval.first_token_s
+        if interval.is_cut and isnan(decode_s) and not interval.chunks:
             decode_s = start_s
         decode_s = max(decode_s, last_s)
         if until_s > decode_s:

@@ -126,10 +126,10 @@ def _kind_of(error: BaseException) -> str:
 
 
 def _words_of(error: BaseException, *, has_foreign_text: bool) -> str:
-    if has_foreign_text or _is_a_drivers(error):
+    if has_foreign_text or _is_driver_error(error):
         return _text_of(error)
     if isinstance(error, OSError):
-        return _words_of_system(error)
+        return _system_message(error)
     if not _is_ours(error):
         return ""
     words = _text_of(error)
@@ -142,12 +142,12 @@ def _is_ours(error: BaseException) -> bool:
     return module.startswith(_OURS) and not module.startswith(_NEAR_CONTENT)
 
 
-def _is_a_drivers(error: BaseException) -> bool:
+def _is_driver_error(error: BaseException) -> bool:
     kind = type(error)
     return (kind.__module__, kind.__qualname__) in _DRIVERS
 
 
-def _words_of_system(error: OSError) -> str:
+def _system_message(error: OSError) -> str:
     """Return the system's message for the error number, "" without a number.
 
     The text in the exception itself may come from another library, such as SSL.

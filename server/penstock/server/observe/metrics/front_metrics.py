@@ -34,7 +34,7 @@ class _FrontCounts:
     its records."""
 
     def __init__(self) -> None:
-        self.beat: Heartbeat | None = None
+        self.heartbeat: Heartbeat | None = None
         self.counted: Counter[Series] = Counter()
         self.recorded: Counter[Series] = Counter()
 
@@ -72,12 +72,12 @@ class FrontMetrics:
             front = self._front(record.front_id)
             front.recorded.update(_ends(end, self._methods))
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the counts in a heartbeat of a front, and set the gauges of the fronts."""
-        front = self._front(beat.front_id)
-        front.beat = beat
-        self._count(front, self._counts(beat))
-        self._tables.histogram(catalogue.LOOP_LAG).observe(beat.loop_lag_s)
+        front = self._front(heartbeat.front_id)
+        front.heartbeat = heartbeat
+        self._count(front, self._counts(heartbeat))
+        self._tables.histogram(catalogue.LOOP_LAG).observe(heartbeat.loop_lag_s)
         self._set_gauges()
 
     def front_gone(self, front_id: int) -> None:
@@ -86,7 +86,7 @@ class FrontMetrics:
         front = self._fronts.pop(front_id, None)
         if front is not None:
             self._count(front, front.recorded)
-            front.beat = None
+            front.heartbeat = None
             self._gone[front_id] = front
             if len(self._gone) > _MAX_GONE:
                 self._gone.popitem(last=False)
@@ -95,12 +95,12 @@ class FrontMetrics:
     @property
     def is_engine_up(self) -> bool:
         """True if a front is connected to an engine."""
-        return any(beat.is_engine_up for beat in self._beats())
+        return any(heartbeat.is_engine_up for heartbeat in self._heartbeats())
 
     @property
     def epoch(self) -> int:
         """The highest engine epoch in the heartbeats of the live fronts; 0 without one."""
-        return max((beat.epoch for beat in self._beats()), default=0)
+        return max((heartbeat.epoch for heartbeat in self._heartbeats()), default=0)
 
     def _front(self, front_id: int) -> _FrontCounts:
         """Return the entry of a front, created if it is missing. Ids are unique, so the same id
@@ -110,8 +110,8 @@ class FrontMetrics:
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontCounts()
         return self._fronts[front_id]
 
-    def _beats(self) -> list[Heartbeat]:
-        return [front.beat for front in self._fronts.values() if front.beat is not None]
+    def _heartbeats(self) -> list[Heartbeat]:
+        return [front.heartbeat for front in self._fronts.values() if front.heartbeat is not None]
 
     def _count(self, front: _FrontCounts, counts: "Counter[Series]") -> None:
         for (spec, names), num in counts.items():
@@ -120,18 +120,18 @@ class FrontMetrics:
                 self._tables.counter(spec).add(more, *names)
                 front.counted[spec, names] = num
 
-    def _counts(self, beat: Heartbeat) -> "Counter[Series]":
+    def _counts(self, heartbeat: Heartbeat) -> "Counter[Series]":
         counts: Counter[Series] = Counter()
-        for end in beat.outcomes:
+        for end in heartbeat.outcomes:
             counts += _ends(end, self._methods)
-        counts[catalogue.SUBMITTED, ()] = beat.num_submitted
-        counts[catalogue.CUT_READERS, ()] = beat.num_cut_readers
-        counts[catalogue.LATE_EVENTS, ()] = beat.num_late_events
-        counts[catalogue.UNKNOWN_FIELDS, ()] = beat.num_unknown_fields
-        counts[catalogue.LOWERED_PRIORITIES, ()] = beat.num_lowered_priorities
-        counts[catalogue.INTERNAL_ERRORS, ()] = beat.num_internal_errors
-        counts[catalogue.RECORDS, ()] = beat.num_records
-        for reason, num in beat.dropped_records.items():
+        counts[catalogue.SUBMITTED, ()] = heartbeat.num_submitted
+        counts[catalogue.CUT_READERS, ()] = heartbeat.num_cut_readers
+        counts[catalogue.LATE_EVENTS, ()] = heartbeat.num_late_events
+        counts[catalogue.UNKNOWN_FIELDS, ()] = heartbeat.num_unknown_fields
+        counts[catalogue.LOWERED_PRIORITIES, ()] = heartbeat.num_lowered_priorities
+        counts[catalogue.INTERNAL_ERRORS, ()] = heartbeat.num_internal_errors
+        counts[catalogue.RECORDS, ()] = heartbeat.num_records
+        for reason, num in heartbeat.dropped_records.items():
             counts[catalogue.RECORDS_DROPPED, (self._drop_reason(reason),)] += num
         return counts
 
@@ -143,15 +143,15 @@ class FrontMetrics:
         return reason
 
     def _set_gauges(self) -> None:
-        beats = self._beats()
+        heartbeats = self._heartbeats()
         gauge = self._tables.gauge
-        gauge(catalogue.FRONTS).set(len(beats))
+        gauge(catalogue.FRONTS).set(len(heartbeats))
         # A single draining front is being replaced.
-        is_draining = bool(beats) and all(beat.is_draining for beat in beats)
+        is_draining = bool(heartbeats) and all(heartbeat.is_draining for heartbeat in heartbeats)
         gauge(catalogue.DRAINING).set(float(is_draining))
-        gauge(catalogue.STREAMS).set(sum(beat.num_streams for beat in beats))
-        gauge(catalogue.LIVE).set(sum(beat.num_live for beat in beats))
-        gauge(catalogue.BACKLOG).set(sum(beat.num_backlog_tokens for beat in beats))
+        gauge(catalogue.STREAMS).set(sum(heartbeat.num_streams for heartbeat in heartbeats))
+        gauge(catalogue.LIVE).set(sum(heartbeat.num_live for heartbeat in heartbeats))
+        gauge(catalogue.BACKLOG).set(sum(heartbeat.num_backlog_tokens for heartbeat in heartbeats))
 
 
 def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":

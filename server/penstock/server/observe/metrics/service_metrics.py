@@ -115,10 +115,10 @@ class ServiceMetrics(ServiceListener, Collector):
             self._requests.take(records)
             self._fronts.take_records(records)
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the heartbeat of a front (gRPC server process)."""
         with self._lock:
-            self._fronts.take_heartbeat(beat)
+            self._fronts.take_heartbeat(heartbeat)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def take_engine(self, hello: EngineHello) -> None:

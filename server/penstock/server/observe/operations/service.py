@@ -22,7 +22,7 @@ from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 from penstock.server.observe.operations.snapshots import SnapshotMaker
 
-_LOOK_S = 1.0
+_LIVE_VIEWS_S = 1.0
 _COMMAND_S = 2.0
 _AFTER_PROFILE_S = 5.0
 """Time limit for a sampled process to aggregate its samples, in seconds."""
@@ -61,7 +61,7 @@ class Operations:
         self._merge = merge
         self._carry_out = carry_out
         self._send_to_supervisor = send_to_supervisor
-        self._looking: asyncio.Task[tuple[RequestView, ...]] | None = None
+        self._querying: asyncio.Task[tuple[RequestView, ...]] | None = None
         self._looked_s = -math.inf
         self._reading_flight = asyncio.Lock()
 
@@ -77,11 +77,11 @@ class Operations:
         """
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
-        if self._looking is None or (self._looking.done() and is_old):
+        if self._querying is None or (self._querying.done() and is_old):
             self._looked_s = loop.time()
-            self._looking = loop.create_task(self._look())
+            self._querying = loop.create_task(self._query_live_views())
         # The cancellation of one caller must not cancel the shared query.
-        return await asyncio.shield(self._looking)
+        return await asyncio.shield(self._querying)
 
     async def drain(self, timeout_s: float | None) -> int:
         """Request the supervisor to drain the service; return the number of live requests.
@@ -174,9 +174,11 @@ class Operations:
         working.add_done_callback(lambda _: self._reading_flight.release())
         return await asyncio.shield(working)
 
-    async def _look(self) -> tuple[RequestView, ...]:
+    async def _query_live_views(self) -> tuple[RequestView, ...]:
         engine, fronts = await asyncio.gather(
-            self._engine.look(_LOOK_S), self._fronts.live_views(_LOOK_S), return_exceptions=True
+            self._engine.live_outputs(_LIVE_VIEWS_S),
+            self._fronts.live_views(_LIVE_VIEWS_S),
+            return_exceptions=True,
         )
         if isinstance(fronts, BaseException):
             raise fronts

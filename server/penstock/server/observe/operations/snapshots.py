@@ -39,17 +39,17 @@ class RequestCounts:
     processes."""
 
     def __init__(self) -> None:
-        self._beats: dict[tuple[int, int], Heartbeat] = {}
+        self._heartbeats: dict[tuple[int, int], Heartbeat] = {}
         self._pid_of: dict[int, int] = {}
         self._past: Counter[str] = Counter()
 
-    def take(self, beat: Heartbeat) -> None:
+    def take(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front, which replaces its previous one."""
-        life = (beat.front_id, beat.pid)
+        life = (heartbeat.front_id, heartbeat.pid)
         # Move it to the end, so that the oldest fronts are dropped first.
-        self._beats.pop(life, None)
-        self._beats[life] = beat
-        self._pid_of[beat.front_id] = beat.pid
+        self._heartbeats.pop(life, None)
+        self._heartbeats[life] = heartbeat
+        self._pid_of[heartbeat.front_id] = heartbeat.pid
         self._forget_old()
 
     def gone(self, front_id: int) -> None:
@@ -59,39 +59,39 @@ class RequestCounts:
     @property
     def living(self) -> tuple[Heartbeat, ...]:
         """The last heartbeat of each live front, in the order of their ids."""
-        return tuple(self._beats[life] for life in sorted(self._pid_of.items()))
+        return tuple(self._heartbeats[life] for life in sorted(self._pid_of.items()))
 
     @property
     def counts(self) -> Counter[str]:
         """The sums of the counts over all fronts that have ever run."""
         total = Counter(self._past)
-        for beat in self._beats.values():
-            total.update(_counts_of(beat))
+        for heartbeat in self._heartbeats.values():
+            total.update(_counts_of(heartbeat))
         return total
 
     def views(self) -> tuple[FrontSnapshot, ...]:
         """Return the snapshot of each live front."""
         return tuple(
             FrontSnapshot(
-                index=beat.front_id,
-                pid=beat.pid,
-                num_streams=beat.num_streams,
-                num_live=beat.num_live,
-                num_backlog_tokens=beat.num_backlog_tokens,
+                index=heartbeat.front_id,
+                pid=heartbeat.pid,
+                num_streams=heartbeat.num_streams,
+                num_live=heartbeat.num_live,
+                num_backlog_tokens=heartbeat.num_backlog_tokens,
             )
-            for beat in self.living
+            for heartbeat in self.living
         )
 
     def _forget_old(self) -> None:
         living = set(self._pid_of.items())
-        ended = [life for life in self._beats if life not in living]
+        ended = [life for life in self._heartbeats if life not in living]
         for life in ended[: max(0, len(ended) - MAX_LIVES)]:
-            self._past.update(_counts_of(self._beats.pop(life)))
+            self._past.update(_counts_of(self._heartbeats.pop(life)))
 
 
-def _counts_of(beat: Heartbeat) -> Counter[str]:
-    counts = Counter({"accepted": beat.num_submitted})
-    for kind, num in _kinds(beat.outcomes):
+def _counts_of(heartbeat: Heartbeat) -> Counter[str]:
+    counts = Counter({"accepted": heartbeat.num_submitted})
+    for kind, num in _kinds(heartbeat.outcomes):
         counts[kind] += num
     return counts
 
@@ -166,9 +166,9 @@ class SnapshotMaker(ServiceListener):
         self._queue.add(now_s, [_queue_s(record) for record in queued])
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
-    def take_heartbeat(self, beat: Heartbeat) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front."""
-        self._fronts.take(beat)
+        self._fronts.take(heartbeat)
         living = self._fronts.living
         if not any(front.is_engine_up for front in living):
             self._steps.engine_gone()
@@ -199,7 +199,7 @@ class SnapshotMaker(ServiceListener):
         """Return the current state of the service."""
         living = self._fronts.living
         # A single draining front is being replaced, and the service continues.
-        is_draining = bool(living) and all(beat.is_draining for beat in living)
+        is_draining = bool(living) and all(heartbeat.is_draining for heartbeat in living)
         return Snapshot(
             time_s=self._unix_clock(),
             uptime_s=max(0.0, self._clock() - self._started_s),
@@ -211,11 +211,11 @@ class SnapshotMaker(ServiceListener):
     def _model_snapshot(self, living: Sequence[Heartbeat]) -> ModelSnapshot:
         now_s = self._clock()
         steps, info, counts = self._steps, self._info, self._fronts.counts
-        epoch = max([steps.epoch, *(beat.epoch for beat in living)])
+        epoch = max([steps.epoch, *(heartbeat.epoch for heartbeat in living)])
         rates = steps.rates(now_s)
         return ModelSnapshot(
             model=self._model,
-            is_up=any(beat.is_engine_up for beat in living),
+            is_up=any(heartbeat.is_engine_up for heartbeat in living),
             epoch=epoch,
             num_pending=steps.num_waiting,
             num_processing=steps.num_running,
@@ -269,14 +269,14 @@ class SnapshotMaker(ServiceListener):
         that difference is negative while requests are queued, the prediction was wrong, and the
         result is None instead of 0. A prediction older than MAX_ESTIMATE_AGE_S is not used.
         """
-        up = [beat for beat in living if beat.is_engine_up]
+        up = [heartbeat for heartbeat in living if heartbeat.is_engine_up]
         steps = self._steps
         if not up:
             return None
         if not steps.num_waiting:
             has_slot = self._info is not None and steps.num_running < self._info.max_num_seqs
             return 0.0 if has_slot else None
-        newest = max(up, key=lambda beat: beat.queue_estimate_at_s)
+        newest = max(up, key=lambda heartbeat: heartbeat.queue_estimate_at_s)
         age_s = now_s - newest.queue_estimate_at_s
         if newest.queue_estimate_s is None or age_s > MAX_ESTIMATE_AGE_S:
             return None

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import (
     ENGINE_LOST,
@@ -92,7 +92,7 @@ def end_attributes(
     _add_options(attributes, record.options)
     _add_response(attributes, record, model)
     _add_latency(attributes, record)
-    _add_story(attributes, record)
+    _add_request_facts(attributes, record)
     if config.has_content and record.content is not None:
         attributes[keys.INPUT_MESSAGES] = input_messages(record.content.prompt)
         attributes[keys.OUTPUT_MESSAGES] = output_messages(
@@ -178,7 +178,7 @@ def _time_in(segments: tuple[Segment, ...], kind: SegmentKind) -> float | None:
     return math.fsum(parts) if parts else None
 
 
-def _add_story(attributes: dict[str, AttributeValue], record: RequestRecord) -> None:
+def _add_request_facts(attributes: dict[str, AttributeValue], record: RequestRecord) -> None:
     attributes[keys.FRONT_ID] = record.front_id
     attributes[keys.MESSAGES] = record.num_messages
     if record.tenant:
@@ -276,28 +276,28 @@ def _outcome(record: RequestRecord, index: int) -> str:
 def _of_prefill(segments: Sequence[Segment], index: int) -> dict[str, AttributeValue]:
     segment = segments[index]
     attributes: dict[str, AttributeValue] = {keys.PREFILL_CACHED: segment.num_cached_tokens}
-    stay = segment.stay
-    if stay is None and index + 1 < len(segments):
+    residency = segment.residency
+    if residency is None and index + 1 < len(segments):
         after = segments[index + 1]
-        stay = after.stay if after.kind is SegmentKind.DECODE else None
-    if stay is not None and stay.num_chunks:
-        attributes[keys.PREFILL_CHUNKS] = stay.num_chunks
-    if segment.stay is not None:
-        _add_batch(attributes, segment.stay)
+        residency = after.residency if after.kind is SegmentKind.DECODE else None
+    if residency is not None and residency.num_chunks:
+        attributes[keys.PREFILL_CHUNKS] = residency.num_chunks
+    if segment.residency is not None:
+        _add_batch(attributes, segment.residency)
     return attributes
 
 
 def _of_decode(segment: Segment) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {keys.DECODE_TOKENS: segment.num_tokens}
-    stay = segment.stay
-    if stay is not None:
+    residency = segment.residency
+    if residency is not None:
         # The time in the batch includes the steps of its prefill.
-        attributes[keys.DECODE_STEPS] = max(0, stay.num_steps - stay.num_chunks)
-        _add_batch(attributes, stay)
+        attributes[keys.DECODE_STEPS] = max(0, residency.num_steps - residency.num_chunks)
+        _add_batch(attributes, residency)
     return attributes
 
 
-def _add_batch(attributes: dict[str, AttributeValue], stay: Stay) -> None:
-    if stay.max_batch_size:
-        attributes[keys.BATCH_MIN] = stay.min_batch_size
-        attributes[keys.BATCH_MAX] = stay.max_batch_size
+def _add_batch(attributes: dict[str, AttributeValue], residency: Residency) -> None:
+    if residency.max_batch_size:
+        attributes[keys.BATCH_MIN] = residency.min_batch_size
+        attributes[keys.BATCH_MAX] = residency.max_batch_size

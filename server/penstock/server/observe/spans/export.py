@@ -188,7 +188,7 @@ class WithoutHeaders(logging.Filter):
         return True
 
 
-def quieten_exporters(environment: Mapping[str, str]) -> None:
+def limit_exporter_logs(environment: Mapping[str, str]) -> None:
     """Limit the log lines of the exporters: no headers, and each message at most once per minute.
 
     Call this before an exporter is created. `environment` has the environment variables with the
@@ -205,7 +205,7 @@ def quieten_exporters(environment: Mapping[str, str]) -> None:
             logger.addFilter(OncePerMinute())
 
 
-class SteadyResource(Resource):
+class HashCachedResource(Resource):
     """A resource whose hash is computed once.
 
     The span encoder looks up the resource for each span, and `Resource` converts itself to JSON for
@@ -223,14 +223,14 @@ class SteadyResource(Resource):
         return self._hash
 
 
-def our_resource(package_version: str) -> Resource:
+def service_resource(package_version: str) -> Resource:
     """Return the OpenTelemetry resource with the name and version of the service.
 
     `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override them. The SDK adds its own
     attributes and a random instance id.
     """
     ours = {"service.name": SERVICE_NAME, "service.version": package_version}
-    return SteadyResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
+    return HashCachedResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
 
 
 def package_version() -> str:
@@ -344,14 +344,14 @@ def start_tracing(
     """
     environment = os.environ if environment is None else environment
     check_numbers(environment)
-    quieten_exporters(environment)
+    limit_exporter_logs(environment)
     counts = SpanCounts()
     ids = PlannedIds()
     queue_spans, batch_spans = max_queue_spans(environment), max_batch_spans(environment)
     exporters = make_exporters(environment)
     provider = TracerProvider(
         sampler=KeepSampler(sampler_from(environment)),
-        resource=our_resource(package_version()),
+        resource=service_resource(package_version()),
         # At exit, the provider's shutdown may take 30 seconds; `close` replaces it.
         shutdown_on_exit=False,
         id_generator=ids,

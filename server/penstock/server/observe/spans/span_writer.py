@@ -235,7 +235,7 @@ def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
             yield REPLAYED_EVENT, after.start_s
         elif before.kind in _IN_BATCH:
             # The next engine may have been ready at once.
-            is_replay = before.stay is None and record.num_replays > 0
+            is_replay = before.residency is None and record.num_replays > 0
             name = REPLAYED_EVENT if is_replay else PREEMPTED_EVENT
             yield name, after.start_s
 

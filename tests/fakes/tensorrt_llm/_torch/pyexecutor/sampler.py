@@ -116,7 +116,7 @@ class TRTLLMSampler(TorchSampler):
             ) * count
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-        """Return the logprob of the chosen token alone, with rank 1 whatever its true rank."""
+        """Return only the logprob of the chosen token, always with rank 1."""
         return {token: (super()._logprobs(logits, token, count)[token][0], 1)}
 
     def _counted_length(self, request: LlmRequest) -> int:

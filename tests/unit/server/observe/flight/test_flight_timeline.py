@@ -66,19 +66,19 @@ def test_a_request_is_drawn_where_it_was() -> None:
     document = parsed(timeline_json(flown.recording()))
 
     (wait,) = of_track(document, QUEUE)
-    stay, prefill, decode = of_track(document, SLOTS)
-    assert [e["name"] for e in (wait, stay, prefill, decode)] == [
+    interval, prefill, decode = of_track(document, SLOTS)
+    assert [e["name"] for e in (wait, interval, prefill, decode)] == [
         "request-1",
         "request-1",
         "prefill",
         "decode",
     ]
-    for event in (wait, stay):
+    for event in (wait, interval):
         assert event["args"]["trace_id"] == trace_id.hex()
         assert event["args"]["tenant"] == "acme"
         assert event["args"]["request_id"] == "request-1"
-    assert stay["args"]["ended"] == "LENGTH"
-    assert stay["args"]["output_tokens"] == 4
+    assert interval["args"]["ended"] == "LENGTH"
+    assert interval["args"]["output_tokens"] == 4
     assert prefill["args"] == {"tokens": 40, "step": 0}
     # The arrow: queue, slot, the step that ended it.
     arrow = [e for e in document["traceEvents"] if e["ph"] in "stf"]
@@ -105,11 +105,11 @@ def test_a_running_request_is_open_to_the_end_of_the_recording() -> None:
 
     check_trace(document)
     end_us = (recording.copied_s - float(recording.events["at_s"].min())) * 1e6
-    stays = [e for e in of_track(document, SLOTS) if e["name"].startswith("request")]
+    slot_intervals = [e for e in of_track(document, SLOTS) if e["name"].startswith("request")]
     (waiting,) = [e for e in of_track(document, QUEUE) if e["name"] == "request-3"]
-    for event in (*stays, waiting):
+    for event in (*slot_intervals, waiting):
         assert event["ts"] + event["dur"] == pytest.approx(end_us)
-    assert {e["args"]["ended"] for e in stays} == {"still running"}
+    assert {e["args"]["ended"] for e in slot_intervals} == {"still running"}
     lines = "\n".join(summary_lines(recording))
     assert "3 live at the end" in lines
     assert "request-3, still waiting" in lines
@@ -181,9 +181,11 @@ def test_a_residency_that_began_before_the_recording_is_drawn_from_its_start() -
     first, second = histories_of(recording)
 
     assert first.name == "request 1"
-    assert [(s.slot, s.start_s, s.end_s, s.is_cut) for s in first.stays] == [(3, 10.0, 12.0, True)]
+    assert [(s.slot, s.start_s, s.end_s, s.is_cut) for s in first.slot_intervals] == [
+        (3, 10.0, 12.0, True)
+    ]
     assert [w.start_s for w in first.waits] == [12.0]
-    assert [(s.slot, s.start_s, s.end_s) for s in second.stays] == [(4, 10.0, 14.0)]
+    assert [(s.slot, s.start_s, s.end_s) for s in second.slot_intervals] == [(4, 10.0, 14.0)]
     assert second.num_output_tokens == 17
     check_trace(parsed(timeline_json(recording)))
     empty = dataclasses.replace(recording, steps=steps[:0], events=events[:0])

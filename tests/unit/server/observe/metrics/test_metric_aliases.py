@@ -7,14 +7,14 @@ import pytest
 from penstock.server.observe.metrics.exposition import DIALECTS, Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_samples import read
-from support.reports import beat, outcome, record, steps
+from support.reports import heartbeat, outcome, record, steps
 
 
 def reported() -> ServiceMetrics:
     metrics = ServiceMetrics(model="demo")
     metrics.take_records([record(ttft_s=0.25), record(ttft_s=0.5, code=13)])
     metrics.take_heartbeat(
-        beat(
+        heartbeat(
             1,
             outcome(4, finish_reason="STOP"),
             outcome(2, method="penstock.v1.GenerationService/GenerateOnce"),

@@ -15,7 +15,7 @@ from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import RequestOptions, Segment, SegmentKind
 from penstock.v1 import generation_service_pb2, model_service_pb2
 from support.metric_samples import names, read, total, value
-from support.reports import GENERATE, beat, outcome, record, steps
+from support.reports import GENERATE, heartbeat, outcome, record, steps
 
 
 def service_metrics(**settings: object) -> ServiceMetrics:
@@ -137,12 +137,12 @@ def test_requests_are_counted_by_heartbeats_and_not_by_records() -> None:
     metrics = service_metrics()
     metrics.take_records([record(sequence=index) for index in range(3)])
     metrics.take_heartbeat(
-        beat(1, outcome(10), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
+        heartbeat(1, outcome(10), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
     )
     metrics.take_heartbeat(
-        beat(1, outcome(11), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
+        heartbeat(1, outcome(11), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
     )
-    metrics.take_heartbeat(beat(2, outcome(5)))
+    metrics.take_heartbeat(heartbeat(2, outcome(5)))
 
     samples = read(metrics)
     ended_well = {"method": GENERATE, "code": "OK", "reason": "none", "finish_reason": "STOP"}
@@ -155,9 +155,13 @@ def test_requests_are_counted_by_heartbeats_and_not_by_records() -> None:
 def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     metrics = service_metrics()
     metrics.take_heartbeat(
-        beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13, num_lowered_priorities=3)
+        heartbeat(
+            1, outcome(4), num_streams=9, num_live=9, num_submitted=13, num_lowered_priorities=3
+        )
     )
-    metrics.take_heartbeat(beat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True))
+    metrics.take_heartbeat(
+        heartbeat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True)
+    )
     assert value(read(metrics), "draining") == 0  # front 1 continues serving
 
     metrics.front_gone(1)
@@ -175,12 +179,12 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
 
 def test_a_front_that_reconnects_keeps_its_counts() -> None:
     metrics = service_metrics()
-    metrics.take_heartbeat(beat(1, outcome(4), num_streams=9))
+    metrics.take_heartbeat(heartbeat(1, outcome(4), num_streams=9))
     metrics.take_records([record(sequence=index) for index in range(6)])
     metrics.front_gone(1)
-    metrics.take_heartbeat(beat(3, outcome(1)))
+    metrics.take_heartbeat(heartbeat(3, outcome(1)))
 
-    metrics.take_heartbeat(beat(1, outcome(7), num_streams=9))
+    metrics.take_heartbeat(heartbeat(1, outcome(7), num_streams=9))
     metrics.take_records([record(sequence=7)])
     metrics.front_gone(1)
 
@@ -192,7 +196,7 @@ def test_a_front_that_reconnects_keeps_its_counts() -> None:
 
 def test_the_last_second_of_a_killed_front_is_counted_by_its_records() -> None:
     metrics = service_metrics()
-    metrics.take_heartbeat(beat(1, outcome(2)))
+    metrics.take_heartbeat(heartbeat(1, outcome(2)))
     metrics.take_records([record(sequence=index) for index in range(5)])
     metrics.take_records([record(sequence=5, code=13, reason="INTERNAL", finish_reasons=())])
 
@@ -221,10 +225,10 @@ def test_counters_never_go_down_as_fronts_and_engines_come_and_go() -> None:
             epoch += 1
         for front in lives:
             lives[front] += draw.randrange(5)
-            if draw.random() < 0.9:  # beats may be lost; a front's last is not
-                metrics.take_heartbeat(beat(front, outcome(lives[front]), epoch=epoch))
+            if draw.random() < 0.9:  # heartbeats may be lost; a front's last is not
+                metrics.take_heartbeat(heartbeat(front, outcome(lives[front]), epoch=epoch))
         for front, num in lives.items():
-            metrics.take_heartbeat(beat(front, outcome(num), epoch=epoch))
+            metrics.take_heartbeat(heartbeat(front, outcome(num), epoch=epoch))
         metrics.take_steps(epoch, steps({"num_tokens": draw.randrange(9)}), 0)
         now = read(metrics)
         for key, old in before.items():
@@ -250,13 +254,13 @@ def test_names_chosen_by_clients_create_no_series() -> None:
             ]
         )  # fmt: skip
         metrics.take_heartbeat(
-            beat(
+            heartbeat(
                 1,
                 outcome(index, method=hostile, reason=hostile, finish_reason=hostile, code=-index),
                 dropped_records={hostile: index} if index < 5 else {},
             )
         )
-    many = beat(2, dropped_records={f"reason{index}": 1 for index in range(500)})
+    many = heartbeat(2, dropped_records={f"reason{index}": 1 for index in range(500)})
     metrics.take_heartbeat(many)
 
     samples = read(metrics)
@@ -271,7 +275,7 @@ def test_methods_of_a_gateway_are_listed_if_there_is_one() -> None:
     method = "acme.v1.Gateway/Generate"
     without, with_it = service_metrics(), service_metrics(gateway_methods=(method,))
     for metrics in (without, with_it):
-        metrics.take_heartbeat(beat(1, outcome(2, method=method)))
+        metrics.take_heartbeat(heartbeat(1, outcome(2, method=method)))
 
     found = {"code": "OK", "reason": "none", "finish_reason": "STOP"}
     assert value(read(with_it), "requests_total", method=method, **found) == 2

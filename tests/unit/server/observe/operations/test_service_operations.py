@@ -49,7 +49,7 @@ class Fakes:
         await self.answering.wait()
         return (), self.is_whole
 
-    async def look(self, limit_s: float) -> tuple[LiveView, ...]:
+    async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
         self.num_looks += 1
         await self.answering.wait()
         if self.engine_problem is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.events import Residency, Wait
 from penstock.server.observe.request_record import (
     Content,
     RequestOptions,
@@ -21,7 +21,7 @@ from penstock.server.observe.spans.span_writer import MAX_CHILDREN
 from penstock.server.observe.status_codes import is_server_error, status_name
 from support.reports import (
     GENERATE,
-    STAY,
+    RESIDENCY,
     preempted_record,
     rejected_record,
     request_record,
@@ -205,7 +205,7 @@ def test_the_death_of_an_engine_is_no_preemption() -> None:
         Segment(SegmentKind.QUEUE, 100.0, 100.1),
         Segment(SegmentKind.DECODE, 100.1, 100.5),
         Segment(SegmentKind.QUEUE, 100.5, 101.0),
-        Segment(SegmentKind.DECODE, 101.0, 101.5, stay=STAY),
+        Segment(SegmentKind.DECODE, 101.0, 101.5, residency=RESIDENCY),
         Segment(SegmentKind.QUEUE, 101.5, 102.0),
     )
     tree = tree_of(request_record(segments=segments, num_replays=1, num_preemptions=1))
@@ -236,8 +236,8 @@ def test_the_time_without_an_engine_is_a_separate_wait() -> None:
 
 
 def test_a_residency_that_ended_in_its_prefill_has_its_batch() -> None:
-    stay = Stay(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
-    segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, stay=stay),)
+    residency = Residency(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
+    segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, residency=residency),)
     assert child(tree_of(request_record(segments=segments)), "prefill").attributes == {
         keys.PREFILL_CACHED: 0,
         keys.PREFILL_CHUNKS: 2,

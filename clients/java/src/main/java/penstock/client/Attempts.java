@@ -13,7 +13,7 @@ final class Attempts {
   Attempts(RetryPolicy policy, RetryBudget budget) {
     this.policy = policy;
     this.budget = budget;
-    budget.payIn();
+    budget.deposit();
   }
 
   /**
@@ -21,7 +21,7 @@ final class Attempts {
    */
   Optional<Duration> delayAfter(PenstockException failure, CallTerms terms) {
     numFailed++;
-    if (numFailed >= policy.maxAttempts() || !RetryPolicy.isPassing(failure)) {
+    if (numFailed >= policy.maxAttempts() || !RetryPolicy.isTransient(failure)) {
       return Optional.empty();
     }
     double jitter = ThreadLocalRandom.current().nextDouble();

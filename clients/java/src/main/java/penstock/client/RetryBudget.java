@@ -13,7 +13,7 @@ final class RetryBudget {
   private int left = RESERVE;
 
   /** Counts a call that has started. */
-  synchronized void payIn() {
+  synchronized void deposit() {
     left = Math.min(RESERVE, left + 1);
   }
 

@@ -60,7 +60,7 @@ public record RetryPolicy(int maxAttempts, Duration initialBackoff, double multi
    * Returns whether the same call may succeed soon. Without details, RESOURCE_EXHAUSTED usually
    * means a message over a size limit, which is permanent.
    */
-  static boolean isPassing(PenstockException failure) {
+  static boolean isTransient(PenstockException failure) {
     if (failure.isRetryForbidden() || failure.hasReason(ErrorReason.ERROR_REASON_READER_STALLED)) {
       return false;
     }

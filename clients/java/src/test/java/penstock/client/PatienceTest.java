@@ -45,11 +45,11 @@ class PatienceTest {
 
   @Test
   void triesAgainWhatPasses() {
-    assertTrue(RetryPolicy.isPassing(failure(Status.Code.UNAVAILABLE, "DRAINING")));
-    assertTrue(RetryPolicy.isPassing(failure(Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")));
-    assertFalse(RetryPolicy.isPassing(failure(Status.Code.RESOURCE_EXHAUSTED, "")));
-    assertFalse(RetryPolicy.isPassing(failure(Status.Code.RESOURCE_EXHAUSTED, "READER_STALLED")));
-    assertFalse(RetryPolicy.isPassing(failure(Status.Code.INVALID_ARGUMENT, "")));
+    assertTrue(RetryPolicy.isTransient(failure(Status.Code.UNAVAILABLE, "DRAINING")));
+    assertTrue(RetryPolicy.isTransient(failure(Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")));
+    assertFalse(RetryPolicy.isTransient(failure(Status.Code.RESOURCE_EXHAUSTED, "")));
+    assertFalse(RetryPolicy.isTransient(failure(Status.Code.RESOURCE_EXHAUSTED, "READER_STALLED")));
+    assertFalse(RetryPolicy.isTransient(failure(Status.Code.INVALID_ARGUMENT, "")));
   }
 
   @Test
@@ -78,7 +78,7 @@ class PatienceTest {
     }
     assertFalse(budget.take());
     for (int each = 0; each < 5; each++) {
-      budget.payIn();
+      budget.deposit();
     }
     assertTrue(budget.take());
   }

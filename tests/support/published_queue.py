@@ -7,7 +7,7 @@ from penstock.scheduler.engine import Engine
 from penstock.server.link.board import BoardView, EngineBoard, create_board
 
 
-class ShownBoard:
+class PublishedBoard:
     """The status board of the engine of `epoch`, and the `view` that fronts have of it."""
 
     def __init__(self, epoch: int = 1) -> None:
@@ -15,7 +15,7 @@ class ShownBoard:
         weakref.finalize(self, os.close, self._fd)
         self.view = BoardView(self._fd)
         self.restart(epoch)
-        self._board.beat()
+        self._board.heartbeat()
 
     def restart(self, epoch: int) -> None:
         """Publish a new engine that has not stepped yet."""
@@ -23,11 +23,11 @@ class ShownBoard:
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
         """Publish a step of the engine, and its waiting requests, their tokens and queue time."""
-        self._board.beat()
-        self._board.show_queue(num_waiting, num_tokens, queue_s)
+        self._board.heartbeat()
+        self._board.publish_queue(num_waiting, num_tokens, queue_s)
 
 
-class ShownQueue:
+class PublishedQueue:
     """Publishes the state that `engine`'s queue had at the last call of `turned`.
 
     `queue_s`: the queue time, seconds, that is published while requests wait.
@@ -35,7 +35,7 @@ class ShownQueue:
 
     def __init__(self, engine: Engine) -> None:
         self.queue_s: float | None = None
-        self._engine, self._board = engine, ShownBoard()
+        self._engine, self._board = engine, PublishedBoard()
         self.view = self._board.view
         self.turned()
 

@@ -1,4 +1,4 @@
-"""Runs a program that is killed when its parent dies: `python leash.py PROGRAM ...`.
+"""Runs a program that is killed when its parent dies: `python parent_guard.py PROGRAM ...`.
 
 Ray may end a replica with SIGKILL, which a process cannot forward to its children. Therefore this
 program sets PR_SET_PDEATHSIG, with which the kernel kills `penstock serve` when its parent dies.
@@ -18,7 +18,7 @@ def main() -> None:
     has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() == 1:
-        sys.exit("leash: the parent process is gone")
+        sys.exit("parent_guard: the parent process is gone")
     os.execv(sys.argv[1], sys.argv[1:])
 
 
