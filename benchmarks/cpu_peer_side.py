@@ -84,8 +84,12 @@ class OpenVino:
         scheduling.max_num_batched_tokens = BUDGET
         scheduling.max_num_seqs = NUM_SLOTS
         scheduling.enable_prefix_caching = False
-        wishes = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": threads, **options}
-        self._pipe = genai.ContinuousBatchingPipeline(model, scheduling, "CPU", wishes)
+        properties = {
+            "INFERENCE_PRECISION_HINT": "bf16",
+            "INFERENCE_NUM_THREADS": threads,
+            **options,
+        }
+        self._pipe = genai.ContinuousBatchingPipeline(model, scheduling, "CPU", properties)
         self._handles: dict[int, Any] = {}
 
     def add(self, key: int, prompt: list[int], num_new: int) -> None:

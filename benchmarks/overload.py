@@ -92,7 +92,7 @@ class Probe:
             self.lag_s.append(time.perf_counter() - due_s)
 
 
-async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
+async def offer_load(address: str, rate_per_s: float, duration_s: float) -> Level:
     """Offer one load for `duration_s` seconds in an open loop; return its results when the last
     request has ended.
     """
@@ -148,9 +148,9 @@ def measure(options: Namespace) -> Outcome:
         *("--num-blocks", str(NUM_SLOTS * 4), "--pipeline-depth", "2"),
     )
     with service(*sizes, num_fronts=options.fronts) as found:
-        asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.5))  # warm-up
+        asyncio.run(offer_load(found.address, 0.5 * PEAK_PER_S, 1.5))  # warm-up
         levels = [
-            asyncio.run(offered(found.address, load * PEAK_PER_S, duration_s)) for load in LOADS
+            asyncio.run(offer_load(found.address, load * PEAK_PER_S, duration_s)) for load in LOADS
         ]
     title = f"{NUM_SLOTS} slots, steps of {STEP_S * 1e3:.0f} ms, a queue of {MAX_WAITING}"
     print_rows(title, levels)

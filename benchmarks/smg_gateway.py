@@ -234,7 +234,8 @@ async def prefix(_: Namespace) -> Outcome:
             "ttft_mean_ms": 1e3 * statistics.fmean(answer.ttft_s for answer in later),
         }
     print_rows(
-        f"{NUM_CONVERSATIONS} dialogues of {NUM_TURNS} turns on two workers, turns after the first",
+        f"{NUM_CONVERSATIONS} conversations of {NUM_TURNS} turns on two workers, turns after the"
+        " first",
         [{"policy": policy, **values} for policy, values in found.items()],
     )
     blind, aware = (found[policy] for policy in POLICIES)

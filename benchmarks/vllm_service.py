@@ -96,8 +96,8 @@ async def vllm_service(
 
 
 async def _read(arguments: list[str]) -> dict[str, list[float]]:
-    """Read streams that start together; return TTFTs, times between messages and duration, in
-    seconds, and the number of tokens.
+    """Read streams that start together; return by name TTFT, ITL and elapsed seconds, and the
+    number of tokens.
     """
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)

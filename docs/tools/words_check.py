@@ -23,7 +23,13 @@ _CHECKED = (
     *("server/penstock/**/*.py", "tools/penstock/**/*.py"),
     *("benchmarks/**/*.py", "docs/tools/*.py", "tests/**/*.py", "clients/examples/*.py"),
     *(f"clients/*/**/*.{kind}" for kind in ("go", "ts", "java", "cpp", "h", "html")),
-    *("benchmarks/native/*.?pp", "server/penstock/**/*.html", "server/penstock/**/*.js"),
+    *(
+        "executors/penstock/**/*.[ch]",
+        "protos/*.sh",
+        "clients/examples/*.ipynb",
+        "benchmarks/native/*.?pp",
+    ),
+    *("server/penstock/**/*.html", "server/penstock/**/*.js"),
     *(f"deploy/**/{name}" for name in ("*.json", "*.yaml", "*.toml", "Dockerfile")),
     *("Dockerfile", "Makefile", "clients/*/Makefile", "pyproject.toml", "mkdocs.yml"),
 )
@@ -35,6 +41,8 @@ _MARKERS = {
     r"(?:no|some|every|any)body|whoever|whomever": "no client, a caller, all tenants",
     r"(?<=[.;:,|(]\s)who(?! [^.|]*\?)": "a caller (client, tenant) that",
     r"anew": "again",
+    r"wish(?:es)?": "option, request",
+    r"dialogues?": "conversation",
     r"(?:go|goes|going|went|gone) on": "continue",
     r"turn(?:s|ed)? (?:\w+ ){0,2}away": "reject",
     r"hop(?:es?|ed|ing)": "expect, predict",

@@ -273,8 +273,8 @@ class SequenceSampler:
         return [*ids, EOS_ID]
 
     def _opening(self, index: int) -> list[int]:
-        """Return the words (see `SubwordSampler.words`) of a speech: after its speaker's name, or
-        without the name from a random line on.
+        """Return words (see `SubwordSampler.words`): the speaker's name and the speech, or the
+        speech without the name from a random line on.
 
         The second form exists because prompts often contain no speaker's name.
         """

@@ -13,7 +13,7 @@ from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
-from support.chromium import Left, visited
+from support.chromium import LoadedPage, visited
 from support.snapshots import request_view, snapshot
 
 pytestmark = pytest.mark.browser
@@ -38,7 +38,7 @@ class PageHarness:
         self.num_asked += 1
         return self.status()
 
-    def visit(self, seconds: int) -> Left:
+    def visit(self, seconds: int) -> LoadedPage:
         return visited(f"http://127.0.0.1:{self.server.port}/", self._home, seconds=seconds)
 
 

@@ -196,12 +196,12 @@ def test_thousands_of_requests_leave_no_resources_in_use(
             assert storm.num_preempted == 0
         harness.control.pause()
         harness.iterate()
-        harness.check_clean(num_lost=harness.executor.num_given_up)
+        harness.check_clean(num_lost=harness.executor.num_unconfirmed_aborts)
         assert len(harness.control.aborted) == len(set(harness.control.aborted))
         if policy is CapacityPolicy.GUARANTEED_NO_EVICT:  # with the other it may pause by itself
             assert harness.executor.audit.num_checks > 0
             assert harness.executor.audit.num_drifts == 0
-        assert harness.executor.num_given_up < len(harness.control.aborted)
+        assert harness.executor.num_unconfirmed_aborts < len(harness.control.aborted)
         assert Belongings().added_since(during) == []
     finally:
         harness.close()

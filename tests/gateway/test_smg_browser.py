@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from gateway.smg import gateway
-from support.chromium import EXECUTABLE, OPTIONS, Left
+from support.chromium import EXECUTABLE, OPTIONS, LoadedPage
 from support.observation import model_of, observed, until_stats
 from support.patience import PATIENCE_S
 from support.service import simulated
@@ -124,9 +124,9 @@ class Page:
             " look(); })"
         )
 
-    def left(self) -> Left:
+    def left(self) -> LoadedPage:
         """Return the current document of the page."""
-        return Left(document=self.evaluate("document.documentElement.outerHTML"), console=())
+        return LoadedPage(document=self.evaluate("document.documentElement.outerHTML"), console=())
 
 
 @contextlib.contextmanager
@@ -281,7 +281,7 @@ def test_the_page_reports_an_incomplete_response(browser: Browser, origin: str, 
 
 def visited(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
-) -> Left:
+) -> LoadedPage:
     """Open the page with a prompt that is sent at once; return the document when the response is
     over. If `until` is another condition, press Stop once it holds.
     """
@@ -294,6 +294,6 @@ def visited(
     return page.left()
 
 
-def stop_under_way(visit: Callable[[str, str], Left]) -> Left:
+def stop_under_way(visit: Callable[[str, str], LoadedPage]) -> LoadedPage:
     """Return the document after Stop was pressed in the middle of the text."""
     return visit("900", "document.getElementById('output').textContent.length > 10")

@@ -164,9 +164,8 @@ class Answer:
 
 @dataclass
 class Harness:
-    """The gateway, the relay between it and its worker, and the response that the gateway gave
-    before it had a worker.
-    """
+    """The gateway, the relay to its worker, and the gateway's response to a request sent before it
+    had a worker."""
 
     gateway: Gateway
     relay: RecordingRelay

@@ -176,7 +176,8 @@ class SelfPacedEngine(FakeEngine):
         return StepEvents(step=0, at_s=0.0)
 
     def next_notification(self) -> bytes:
-        """Return what the next step read from the pipe; skip steps that read nothing."""
+        """Return what the next step read from the pipe; skip periodic steps that read
+        nothing."""
         while not (reported := self.steps.get(timeout=PATIENCE_S)):
             pass
         return reported

@@ -51,7 +51,7 @@ def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_grace(
 
     harness.pass_loop_time(GRACE_S * 0.9)
     harness.turn()
-    assert (harness.num_inside, harness.executor.num_given_up) == (1, 0)
+    assert (harness.num_inside, harness.executor.num_unconfirmed_aborts) == (1, 0)
 
     harness.pass_loop_time(GRACE_S * 0.2)
     assert harness.is_ready()

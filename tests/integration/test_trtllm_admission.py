@@ -178,7 +178,7 @@ def test_after_an_abort_the_next_request_is_submitted_when_the_engine_has_releas
     harness.turn()
 
     assert harness.submitted_keys == [1, 2, 3]
-    assert harness.executor.num_given_up == 0
+    assert harness.executor.num_unconfirmed_aborts == 0
 
 
 def test_after_an_unanswered_abort_the_next_request_is_submitted_after_the_grace(
@@ -194,7 +194,7 @@ def test_after_an_unanswered_abort_the_next_request_is_submitted_after_the_grace
     harness.turn()
 
     assert harness.submitted_keys == [1, 2, 3]
-    assert harness.executor.num_given_up == 1
+    assert harness.executor.num_unconfirmed_aborts == 1
     harness.run_until_idle()
     harness.check_clean(num_lost=1)
 

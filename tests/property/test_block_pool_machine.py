@@ -204,7 +204,7 @@ class NaiveHitDensity:
 
 
 DEFAULT, SESSION_LEVEL, TTL_S = 35, 60, 10.0
-WISHES = st.none() | st.builds(
+RETENTIONS = st.none() | st.builds(
     CacheRetention,
     level=st.sampled_from([0, 10, 35, 50, 60, 90]),
     duration_s=st.sampled_from([1.0, 7.0, math.inf]),
@@ -231,16 +231,18 @@ class StandingModel:
     def held(self) -> set[int]:
         return {block for *_, blocks in self.sessions for block in blocks}
 
-    def leave(self, block: int, is_named: bool, wish: CacheRetention | None, now: float) -> None:
-        level = DEFAULT if wish is None else wish.level
+    def leave(
+        self, block: int, is_named: bool, retention: CacheRetention | None, now: float
+    ) -> None:
+        level = DEFAULT if retention is None else retention.level
         if level >= DEFAULT:
             self.settled.add(block)
             if self.claims.get(block, (DEFAULT, 0.0))[0] < DEFAULT:
                 del self.claims[block]
-        if wish is None or level == DEFAULT or not is_named:
+        if retention is None or level == DEFAULT or not is_named:
             return
         if level > DEFAULT or block not in self.settled:
-            claim = (level, now + wish.duration_s)
+            claim = (level, now + retention.duration_s)
             self.claims[block] = max(claim, self.claims.get(block, claim))
 
     def hold(self, key: SessionKey, turn: int, blocks: list[int], now: float) -> None:
@@ -432,12 +434,15 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.pool.match([*known, b"unknown", *known]) == [self.named[d] for d in known]
 
     @precondition(lambda self: self.pool.num_available)
-    @rule(wishes=st.lists(WISHES, min_size=1, max_size=3), key=st.none() | st.sampled_from(KEYS))
-    def come_and_go(self, wishes: list[CacheRetention | None], key: SessionKey | None) -> None:
-        """Run one request of one block for each of `wishes`; all belong to the session `key`, if
-        given.
+    @rule(
+        retentions=st.lists(RETENTIONS, min_size=1, max_size=3),
+        key=st.none() | st.sampled_from(KEYS),
+    )
+    def come_and_go(self, retentions: list[CacheRetention | None], key: SessionKey | None) -> None:
+        """Run one request of one block for each of `retentions`; all belong to the session `key`,
+        if given.
         """
-        for wish in wishes[: self.pool.num_available]:
+        for retention in retentions[: self.pool.num_available]:
             self.allocate(1)
             (block,) = self.holders[-1]
             self.digests += 1
@@ -448,21 +453,21 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.pool.hold(key, self.turn, [block], self.now)
                 self.model.hold(key, self.turn, [block], self.now)
                 self.move()
-            self.leave(len(self.holders) - 1, wish)
+            self.leave(len(self.holders) - 1, retention)
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data(), wish=WISHES)
-    def release(self, data: st.DataObject, wish: CacheRetention | None) -> None:
-        self.leave(data.draw(st.integers(0, len(self.holders) - 1)), wish)
+    @rule(data=st.data(), retention=RETENTIONS)
+    def release(self, data: st.DataObject, retention: CacheRetention | None) -> None:
+        self.leave(data.draw(st.integers(0, len(self.holders) - 1)), retention)
 
-    def leave(self, index: int, wish: CacheRetention | None) -> None:
+    def leave(self, index: int, retention: CacheRetention | None) -> None:
         table = self.holders.pop(index)
-        self.pool.release(np.array(table, dtype=np.int32), wish, self.now)
+        self.pool.release(np.array(table, dtype=np.int32), retention, self.now)
         used = {block for held in self.holders for block in held}
         left: list[int] = []
         for block in reversed(table):
             is_named = block in self.named.values()
-            self.model.leave(block, is_named, wish, self.now)
+            self.model.leave(block, is_named, retention, self.now)
             if is_named and block not in used:
                 left.append(block)
         for level, run in groupby(left, lambda block: self.model.level(block, self.now)):

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
-from penstock.executor.torch.cpu_kernels.native_sampling import WISH, can_sample, draw_rows
+from penstock.executor.torch.cpu_kernels.native_sampling import (
+    SAMPLING_OPTIONS,
+    can_sample,
+    draw_rows,
+)
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from support.kernel_steps import Case, Step
 
@@ -201,9 +205,9 @@ def test_any_draw_is_a_token_that_the_options_keep(
     row = torch.tensor([logits]).to(dtype)
     if not can_sample(row):
         pytest.skip("the kernels are not compiled")
-    wishes = np.array([(temperature, top_p, 0.0, top_k, uniform)], dtype=WISH)
+    options = np.array([(temperature, top_p, 0.0, top_k, uniform)], dtype=SAMPLING_OPTIONS)
 
-    chosen = draw_rows(row, np.zeros(1, dtype=np.int64), wishes)
+    chosen = draw_rows(row, np.zeros(1, dtype=np.int64), options)
 
     assert chosen.is_good.all()
     values = row[0].float()

@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Left:
+class LoadedPage:
     """A loaded page. `document`: its HTML. `console`: messages of scripts and the browser."""
 
     document: str
@@ -58,7 +58,7 @@ class _Reader(HTMLParser):
             self.words.append(data.strip())
 
 
-def visited(url: str, home: Path, *, seconds: int) -> Left:
+def visited(url: str, home: Path, *, seconds: int) -> LoadedPage:
     """Load `url`, and return the page after `seconds` on the browser's clock. `home`: an empty
     folder for the browser's profile.
     """
@@ -76,4 +76,4 @@ def visited(url: str, home: Path, *, seconds: int) -> Left:
         command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, encoding="utf-8"
     )
     console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
-    return Left(document=run.stdout, console=console)
+    return LoadedPage(document=run.stdout, console=console)

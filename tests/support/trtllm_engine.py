@@ -274,7 +274,7 @@ class TrtllmHarness:
         assert (account.num_inside, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
         assert not self.executor._submitted
         assert len(self.streams) == 0
-        assert self.executor.num_given_up == num_lost
+        assert self.executor.num_unconfirmed_aborts == num_lost
         assert self.stray_tasks() == []
         view = self.view()
         assert (view.active, view.waiting, view.num_used_blocks) == ((), (), 0)

@@ -110,7 +110,7 @@ class Client(ModelCalls):
             tls: True for the system's certificate authorities, or a `TlsConfig`.
             credentials: gRPC channel credentials, instead of `tls`.
             metadata: Sent with all calls.
-            retry: When failed calls are retried.
+            retry: When failed calls are retried; None: `RetryPolicy()`, four attempts.
             channel: Settings of the connections.
             pool: Numbers of connections and of concurrent generations.
             multiplex: Send all generations of a connection over one Multiplex call.

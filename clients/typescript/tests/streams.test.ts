@@ -250,9 +250,9 @@ test("a value that does not fit its field is rejected before anything is sent", 
   const request = { ...REQUEST, sampling: { topK: -1 } };
   assert.throws(() => client.generate(request), { name: "TypeError", message: /top_k/ });
   const half = { role: "user", content: "\ud83d" };
-  const dialogue = { prompt: chat([{ role: "user", content: "🚀" }, half]) };
+  const withChat = { prompt: chat([{ role: "user", content: "🚀" }, half]) };
   const message = "chat_prompt.messages[1].parts[0].text: has an unpaired surrogate";
-  assert.throws(() => client.generate(dialogue), { name: "TypeError", message });
+  assert.throws(() => client.generate(withChat), { name: "TypeError", message });
   const stopping = { stopStrings: ["a", "\ude80"] };
   assert.throws(() => client.generate({ ...REQUEST, stopping }), /stopping.stop_strings\[1\]/);
 });

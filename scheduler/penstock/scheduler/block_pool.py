@@ -199,7 +199,7 @@ class BlockPool:
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """Counts of the retention limits applied so far."""
+        """How many retentions were shortened, and how many blocks lost theirs."""
         return self._claims.cuts
 
     def level(self, block: int) -> int | None:

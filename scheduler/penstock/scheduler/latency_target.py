@@ -148,7 +148,7 @@ class PrefillLimit:
         num_tokens = self._max
         if num_decodes:
             self._probes.begin_step(num_decodes, num_context_tokens)
-            num_tokens = self._held = self._moved(self._ideal(base_s, token_s, is_trusted))
+            num_tokens = self._held = self._next_budget(self._ideal(base_s, token_s, is_trusted))
         predicted_s = base_s + num_tokens * token_s
         return StepBudget(
             num_prefill_tokens=num_tokens,
@@ -170,7 +170,7 @@ class PrefillLimit:
             return 0.0
         return left_s / token_s if token_s else math.inf
 
-    def _moved(self, ideal: float) -> int:
+    def _next_budget(self, ideal: float) -> int:
         held = self._held
         lowest = self._whole(ideal)
         if lowest < held:

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.executor.torch.cpu_kernels import native_sampling
 from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, is_supported
 from penstock.executor.torch.cpu_kernels.native_sampling import (
-    WISH,
+    SAMPLING_OPTIONS,
     choose_greatest,
     draw_rows,
 )
@@ -38,17 +38,17 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     native_sampling._functions.cache_clear()
 
 
-def in_torch(logits: Tensor, wishes: np.ndarray) -> Tensor:
+def in_torch(logits: Tensor, options: np.ndarray) -> Tensor:
     logits = logits.float()
     scores = logits - logits.amax(1, keepdim=True)
-    scores /= torch.from_numpy(wishes["temperature"].copy())[:, None]
-    uniforms = torch.from_numpy(wishes["uniform"].copy())
+    scores /= torch.from_numpy(options["temperature"].copy())[:, None]
+    uniforms = torch.from_numpy(options["uniform"].copy())
     truncation = Truncation(
-        top_k=torch.from_numpy(wishes["top_k"].astype(np.int64)),
-        top_p=torch.from_numpy(wishes["top_p"].astype(np.float64)),
-        min_p=torch.from_numpy(wishes["min_p"].astype(np.float64)),
+        top_k=torch.from_numpy(options["top_k"].astype(np.int64)),
+        top_p=torch.from_numpy(options["top_p"].astype(np.float64)),
+        min_p=torch.from_numpy(options["min_p"].astype(np.float64)),
     )
-    is_cut = (wishes["top_k"] > 0) | (wishes["top_p"] < 1) | (wishes["min_p"] > 0)
+    is_cut = (options["top_k"] > 0) | (options["top_p"] < 1) | (options["min_p"] > 0)
     plain, cut = draw(scores, uniforms), draw_truncated(scores, uniforms, truncation)
     return torch.where(torch.from_numpy(is_cut), cut, plain)
 
@@ -65,29 +65,29 @@ def test_any_mix_of_options_draws_what_torch_draws(
     # Rounded to bfloat16 there are many ties, and a few tokens are excluded.
     logits = (torch.randn(NUM_ROWS, vocab_size, generator=generator) * spread).to(dtype)
     logits[::3, 1:4] = -math.inf
-    wishes = np.zeros(NUM_ROWS, dtype=WISH)
-    wishes["temperature"] = random.choice([1e-4, 0.5, 1.0, 3.0], NUM_ROWS)
-    wishes["top_k"] = random.choice([0, 1, 4, 40, vocab_size, vocab_size + 9], NUM_ROWS)
-    wishes["top_p"] = random.choice([1.0, 0.01, 0.5, 0.95], NUM_ROWS)
-    wishes["min_p"] = random.choice([0.0, 0.02, 1.0], NUM_ROWS)
-    wishes["uniform"] = random.random(NUM_ROWS)
-    wishes["uniform"][:4] = (0.0, 0.0, 1 - 2**-53, 1 - 2**-53)
+    options = np.zeros(NUM_ROWS, dtype=SAMPLING_OPTIONS)
+    options["temperature"] = random.choice([1e-4, 0.5, 1.0, 3.0], NUM_ROWS)
+    options["top_k"] = random.choice([0, 1, 4, 40, vocab_size, vocab_size + 9], NUM_ROWS)
+    options["top_p"] = random.choice([1.0, 0.01, 0.5, 0.95], NUM_ROWS)
+    options["min_p"] = random.choice([0.0, 0.02, 1.0], NUM_ROWS)
+    options["uniform"] = random.random(NUM_ROWS)
+    options["uniform"][:4] = (0.0, 0.0, 1 - 2**-53, 1 - 2**-53)
 
-    chosen = draw_rows(logits, np.arange(NUM_ROWS), wishes)
+    chosen = draw_rows(logits, np.arange(NUM_ROWS), options)
 
     assert chosen.is_good.all()
     # A number within the rounding of a boundary may fall on either side.
-    assert (chosen.tokens != in_torch(logits, wishes).numpy()).sum() <= 1
+    assert (chosen.tokens != in_torch(logits, options).numpy()).sum() <= 1
 
 
 def test_rows_are_sampled_by_index_and_those_not_finite_are_reported() -> None:
     logits = torch.full((4, 40), -math.inf)
     logits[0, 7] = logits[2, 9] = 1.0
     logits[1, 3] = math.nan
-    wishes = np.zeros(4, dtype=WISH)
-    wishes["temperature"], wishes["top_p"] = 1.0, 0.9
+    options = np.zeros(4, dtype=SAMPLING_OPTIONS)
+    options["temperature"], options["top_p"] = 1.0, 0.9
 
-    chosen = draw_rows(logits, np.array([2, 1, 3, 0]), wishes)
+    chosen = draw_rows(logits, np.array([2, 1, 3, 0]), options)
     greatest = choose_greatest(logits)
 
     assert chosen.tokens.tolist() == [9, 0, 0, 7]
@@ -95,4 +95,4 @@ def test_rows_are_sampled_by_index_and_those_not_finite_are_reported() -> None:
     assert greatest.is_good.tolist() == [True, False, True, False]
     assert greatest.tokens[[0, 2]].tolist() == [7, 9]
     with pytest.raises(IndexError, match="row"):
-        draw_rows(logits, np.array([4]), wishes[:1])
+        draw_rows(logits, np.array([4]), options[:1])

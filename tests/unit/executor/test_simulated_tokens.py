@@ -1,4 +1,4 @@
-"""The reference generation: the inputs on which a token depends."""
+"""On which inputs a token of the simulated executor depends."""
 
 from __future__ import annotations
 

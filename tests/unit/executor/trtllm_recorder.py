@@ -19,7 +19,7 @@ GENERATE_ARGUMENTS = frozenset(
 
 
 @dataclass(eq=False)
-class Made:
+class RecordedArguments:
     """An object with the arguments that its constructor got."""
 
     arguments: dict[str, Any]
@@ -39,10 +39,10 @@ class Recorder:
             [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(names)]
         )
 
-    def __call__(self, **arguments: Any) -> Made:
+    def __call__(self, **arguments: Any) -> RecordedArguments:
         unknown = arguments.keys() - self.__signature__.parameters.keys()
         assert not unknown, unknown
-        return Made(arguments)
+        return RecordedArguments(arguments)
 
 
 def recording_package(

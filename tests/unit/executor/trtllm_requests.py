@@ -20,7 +20,7 @@ from penstock.executor.trtllm.package import Package
 from penstock.executor.trtllm.request_mapping import RequestMapping
 from penstock.scheduler.request import Constraint, ConstraintKind, RequestSpec, SamplingParams
 from support.core import make_spec
-from unit.executor.trtllm_recorder import Made, recording_package
+from unit.executor.trtllm_recorder import RecordedArguments, recording_package
 
 VOCAB = 1000
 NO_REUSE = KvCacheSettings(enable_block_reuse=False)
@@ -55,8 +55,8 @@ def arguments(
     return (engine or mapping()).arguments(asked, tokens)
 
 
-def params(asked: RequestSpec, output: list[int] | None = None, **kwargs: Any) -> Made:
-    made: Made = arguments(asked, output, **kwargs)["sampling_params"]
+def params(asked: RequestSpec, output: list[int] | None = None, **kwargs: Any) -> RecordedArguments:
+    made: RecordedArguments = arguments(asked, output, **kwargs)["sampling_params"]
     return made
 
 

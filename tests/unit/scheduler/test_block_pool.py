@@ -9,7 +9,7 @@ from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
 from support.core import blocks_of
 
-KEY: SessionKey = ("tenant", "dialogue", b"salt")
+KEY: SessionKey = ("tenant", "conversation", b"salt")
 OTHER: SessionKey = ("tenant", "another", b"salt")
 
 

@@ -65,7 +65,7 @@ def hits_of_conversations(order: EvictionOrder | None, num_common: int = 0) -> f
     for turn in range(600):
         ask(f"once {turn}", 10)
         if turn % 8 == 0:
-            ask(f"dialogue {turn // 8 % 2}", 16)
+            ask(f"conversation {turn // 8 % 2}", 16)
     assert not any(pool.faults())
     return num_found / num_asked
 

@@ -10,7 +10,7 @@ from penstock.server.cli.installation import Installation
 from penstock.tools.verify.check_result import CheckOutcome, CheckResult
 from penstock.tools.verify.report import (
     Report,
-    ServedHere,
+    StartedService,
     hidden_names,
     report_json,
     result_line,
@@ -72,7 +72,7 @@ def test_a_report_passes_if_a_check_passed_and_none_failed(
 
 
 def test_the_json_report_contains_all_results() -> None:
-    served = ServedHere(
+    served = StartedService(
         arguments=("--model", "/home/ada/llama", "--executor=trtllm"),
         start_s=61.5,
         stop_s=2.0,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.executor.torch.counter_random import uniforms
 from penstock.executor.torch.cpu_kernels.native_sampling import (
-    WISH,
+    SAMPLING_OPTIONS,
     can_sample,
     choose_greatest,
     draw_rows,
@@ -76,7 +76,7 @@ def sample(
         at = torch.from_numpy(drawn).to(logits.device)
         own = slots[special[drawn]]
         if is_native:
-            drawn_tokens = draw_rows(some, drawn, _wishes(arrays, own, lengths)).tokens
+            drawn_tokens = draw_rows(some, drawn, _sampling_options(arrays, own, lengths)).tokens
             greatest[at] = torch.from_numpy(drawn_tokens).long()
         else:
             greatest[at] = _draw(some, best, at, arrays, own, lengths)
@@ -109,23 +109,23 @@ def _sample_unedited(
             logprobs=None,
         )
     if len(drawn) == len(slots):
-        chosen = draw_rows(logits, drawn, _wishes(arrays, slots, lengths))
+        chosen = draw_rows(logits, drawn, _sampling_options(arrays, slots, lengths))
         return Sampled(tokens=chosen.tokens, is_good=chosen.is_good, logprobs=None)
     chosen = choose_greatest(logits)
     if len(drawn):
-        some = draw_rows(logits, drawn, _wishes(arrays, slots[drawn], lengths))
+        some = draw_rows(logits, drawn, _sampling_options(arrays, slots[drawn], lengths))
         chosen.tokens[drawn], chosen.is_good[drawn] = some.tokens, some.is_good
     return Sampled(tokens=chosen.tokens, is_good=chosen.is_good, logprobs=None)
 
 
-def _wishes(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray[np.void]:
-    wishes = np.empty(len(slots), dtype=WISH)
-    wishes["temperature"] = arrays.temperature[slots]
-    wishes["top_p"] = arrays.top_p[slots]
-    wishes["min_p"] = arrays.min_p[slots]
-    wishes["top_k"] = arrays.top_k[slots]
-    wishes["uniform"] = uniforms(arrays.seed[slots], lengths[slots])
-    return wishes
+def _sampling_options(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray[np.void]:
+    options = np.empty(len(slots), dtype=SAMPLING_OPTIONS)
+    options["temperature"] = arrays.temperature[slots]
+    options["top_p"] = arrays.top_p[slots]
+    options["min_p"] = arrays.min_p[slots]
+    options["top_k"] = arrays.top_k[slots]
+    options["uniform"] = uniforms(arrays.seed[slots], lengths[slots])
+    return options
 
 
 def _draw(

@@ -69,11 +69,11 @@ class TrtllmExecutor:
         return self._responses.ready_fd
 
     @property
-    def num_given_up(self) -> int:
+    def num_unconfirmed_aborts(self) -> int:
         """Number of aborted requests whose final response did not arrive within
         `watch.abort_grace_s`.
         """
-        return self._engine.streams.num_given_up
+        return self._engine.streams.num_unconfirmed_aborts
 
     def launch(self, batch: Batch) -> None:
         """Submit the admitted requests, and abort the released ones that the engine still has.
@@ -137,7 +137,7 @@ class TrtllmExecutor:
             "drifts": audit.num_drifts,
             "missed_checks": audit.num_missed,
             "worst_drift_blocks": audit.worst_drift,
-            "given_up": self.num_given_up,
+            "given_up": self.num_unconfirmed_aborts,
             "forgotten": self.num_forgotten,
             "cache_misses": self.num_cache_misses,
         }

@@ -65,8 +65,8 @@ class Streams:
     `constraint_fault` returns why a constraint must not be submitted; None: no check.
     `request_error`: the engine's exception class for a failed request. `abort_grace_s`: how long to
     wait for the last response of an aborted request, seconds. `on_submit` is called after each
-    submission. `num_given_up`: number of aborted requests whose last response did not arrive in
-    that time.
+    submission. `num_unconfirmed_aborts`: number of aborted requests whose last response did not
+    arrive in that time.
     """
 
     llm: Llm
@@ -77,7 +77,7 @@ class Streams:
     abort_grace_s: float
     on_submit: Callable[[], None]
     constraint_fault: ConstraintFault | None = None
-    num_given_up: int = 0
+    num_unconfirmed_aborts: int = 0
     _streams: dict[SubmittedRequest, _OutputStream] = field(
         default_factory=dict["SubmittedRequest", "_OutputStream"]
     )
@@ -164,7 +164,7 @@ class Streams:
 
     def _give_up(self, stream: _OutputStream) -> None:
         # The request was most likely in the engine's queue, where an abort gets no response.
-        self.num_given_up += 1
+        self.num_unconfirmed_aborts += 1
         if stream.task is not None:
             stream.task.cancel()
 

@@ -31,7 +31,7 @@ from support.link import KEPT_LIMITS, hello, simulated_engine
 
 BLOCK = 4
 SALT = b"salt"
-WISH = Follow(ticket=7, salt=SALT)
+FOLLOW = Follow(ticket=7, salt=SALT)
 
 
 def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
@@ -57,7 +57,7 @@ def test_a_snapshot_is_sent_in_parts_and_changes_follow() -> None:
     num_blocks = 5 * BLOCKS_PER_PART + 1
     digests = named(cache_index, num_blocks)
     feeds = CacheFeeds(cache_index)
-    feeds.follow(1, WISH)
+    feeds.follow(1, FOLLOW)
     cache_index.note_lost(digests[-1:])
 
     turns: list[list[CacheUpdate]] = []
@@ -76,7 +76,7 @@ def test_a_snapshot_is_sent_in_parts_and_changes_follow() -> None:
 
 def test_an_empty_cache_is_reported_too() -> None:
     feeds = CacheFeeds(CacheIndex(BLOCK))
-    feeds.follow(1, WISH)
+    feeds.follow(1, FOLLOW)
 
     assert [updates.part for _, updates in feeds.take()] == [
         SnapshotPart(index=0, num_parts=1, num_blocks=0)
@@ -87,7 +87,7 @@ def test_an_empty_cache_is_reported_too() -> None:
 def test_many_changes_make_several_frames() -> None:
     cache_index = CacheIndex(BLOCK)
     feeds = CacheFeeds(cache_index)
-    feeds.follow(1, WISH)
+    feeds.follow(1, FOLLOW)
     feeds.take()
 
     digests = named(cache_index, 2 * BLOCKS_PER_PART + 3)
@@ -100,7 +100,7 @@ def test_many_changes_make_several_frames() -> None:
 def test_an_overrun_subscriber_begins_again() -> None:
     cache_index = CacheIndex(BLOCK, max_num_changes=2)
     feeds = CacheFeeds(cache_index)
-    feeds.follow(1, WISH)
+    feeds.follow(1, FOLLOW)
     feeds.take()
 
     digests = named(cache_index, 3)
@@ -116,7 +116,7 @@ def test_a_front_that_unsubscribes_or_disconnects_receives_no_more() -> None:
     cache_index = CacheIndex(BLOCK)
     feeds = CacheFeeds(cache_index)
     for front_id in (1, 2, 3):
-        feeds.follow(front_id, WISH)
+        feeds.follow(front_id, FOLLOW)
     feeds.take()
 
     feeds.unfollow(1, 7)
@@ -129,11 +129,11 @@ def test_a_front_that_unsubscribes_or_disconnects_receives_no_more() -> None:
 
 def test_invalid_frames_of_a_front_are_rejected() -> None:
     with pytest.raises(LinkError, match="not published"):
-        CacheFeeds(None).follow(1, WISH)
+        CacheFeeds(None).follow(1, FOLLOW)
     feeds = CacheFeeds(CacheIndex(BLOCK))
-    feeds.follow(1, WISH)
+    feeds.follow(1, FOLLOW)
     with pytest.raises(LinkError, match="twice"):
-        feeds.follow(1, WISH)
+        feeds.follow(1, FOLLOW)
     for ticket in range(100, 99 + MAX_FEEDS_PER_FRONT):
         feeds.follow(1, Follow(ticket=ticket, salt=SALT))
     with pytest.raises(LinkError, match="at most"):
@@ -149,7 +149,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
     for front_id in (1, 2):
         dispatcher.front_connected(front_id)
 
-    assert dispatcher.handle(1, WISH) is None
+    assert dispatcher.handle(1, FOLLOW) is None
     frames: list[tuple[int, bytes]] = []
     while dispatcher.has_own_work:
         frames += dispatcher.step()

@@ -216,7 +216,8 @@ def test_prompts_of_one_tenant_share_their_prefix(block_size: int) -> None:
 
 
 def test_with_memory_to_spare_every_reuse_is_a_hit() -> None:
-    # Dialogues of one tenant whose turns continue from one another, two blocks of the trace a turn.
+    # Conversations of one tenant whose turns continue from one another, two blocks of the trace a
+    # turn.
     trace = [
         request(
             100.0 * i,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.client import Client, Model
     from penstock.server.settings.sources import Sources
     from penstock.tools.verify.check_result import CheckResult
-    from penstock.tools.verify.report import Report, ServedHere
+    from penstock.tools.verify.report import Report, StartedService
     from penstock.tools.verify.subject import Subject
 
 _EXIT_CODES = """\
@@ -188,7 +188,7 @@ class _Run:
         self._args, self._limits = args, read_settings(args, VerifyLimits)
         self._subject: Subject | None = None
         self.results: list[CheckResult] = []
-        self.served: ServedHere | None = None
+        self.served: StartedService | None = None
 
     @property
     def model(self) -> "Model | None":
@@ -227,7 +227,7 @@ class _Run:
             )
 
     async def _verify_own(self) -> None:
-        from penstock.tools.verify.report import ServedHere, shown_argument
+        from penstock.tools.verify.report import StartedService, shown_argument
 
         args = self._args
         settings = _read_serve_options(args.serve_args)
@@ -254,7 +254,7 @@ class _Run:
                 raise CouldNotRun(str(failure)) from failure
             print(f"penstock verify: {failure}", file=sys.stderr, flush=True)
         self._note_end(service)
-        self.served = ServedHere(
+        self.served = StartedService(
             arguments=tuple(args.serve_args),
             start_s=service.start_s,
             stop_s=service.stop_s,

@@ -25,7 +25,7 @@ _MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedHere:
+class StartedService:
     """A service started by `verify`. Durations are seconds.
 
     `arguments`: the arguments of `penstock serve`. `start_s`, `stop_s`: how long its start and stop
@@ -51,7 +51,7 @@ class Report:
     results: tuple[CheckResult, ...]
     model: dict[str, Any] = field(default_factory=dict[str, Any])
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
-    served: ServedHere | None = None
+    served: StartedService | None = None
 
     @property
     def is_passed(self) -> bool:

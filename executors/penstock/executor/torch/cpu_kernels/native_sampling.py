@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, load
 from penstock.executor.torch.cpu_kernels.native import DTYPES, load_library
 
-WISH = np.dtype(
+SAMPLING_OPTIONS = np.dtype(
     [
         ("temperature", np.float32),
         ("top_p", np.float32),
@@ -55,21 +55,21 @@ def choose_greatest(logits: Tensor) -> Chosen:
     return chosen
 
 
-def draw_rows(logits: Tensor, rows: NDArray[np.int64], wishes: NDArray[np.void]) -> Chosen:
-    """Sample a token for each of `rows` [m] of `logits`; `wishes` [m]: the rows' sampling options,
-    of dtype WISH. Requires `can_sample`. Raises ValueError or IndexError for arguments that do not
-    fit the logits, MemoryError if the kernel runs out of memory.
+def draw_rows(logits: Tensor, rows: NDArray[np.int64], options: NDArray[np.void]) -> Chosen:
+    """Sample a token for each of `rows` [m] of `logits`; `options` [m]: the rows' sampling options,
+    of dtype SAMPLING_OPTIONS. Requires `can_sample`. Raises ValueError or IndexError for arguments
+    that do not fit the logits, MemoryError if the kernel runs out of memory.
     """
-    if logits.stride(1) != 1 or wishes.dtype != WISH or len(wishes) != len(rows):
-        raise ValueError("logits, rows or wishes do not fit each other")
+    if logits.stride(1) != 1 or options.dtype != SAMPLING_OPTIONS or len(options) != len(rows):
+        raise ValueError("logits, rows and sampling options do not match")
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(logits):
         raise IndexError("a row outside the logits")
     chosen = _room(len(rows))
-    rows, wishes = np.ascontiguousarray(rows), np.ascontiguousarray(wishes)
+    rows, options = np.ascontiguousarray(rows), np.ascontiguousarray(options)
     _, sample = _loaded()
     failed = sample(
         *(logits.data_ptr(), logits.stride(0), logits.shape[1]),
-        *(rows.ctypes.data, wishes.ctypes.data, len(rows)),
+        *(rows.ctypes.data, options.ctypes.data, len(rows)),
         *(chosen.tokens.ctypes.data, chosen.is_good.ctypes.data),
         logits.dtype == torch.bfloat16,
     )

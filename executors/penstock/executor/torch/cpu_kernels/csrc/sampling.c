@@ -21,7 +21,7 @@ typedef struct {
   float min_p;
   int32_t top_k;
   double uniform;
-} Wish;
+} SamplingOptions;
 
 typedef struct {
   int64_t size;
@@ -119,18 +119,18 @@ static uint32_t find_rank(const Row row, uint32_t limit, int64_t count, double m
 }
 
 /* Zeroes the weights of tokens that the truncations exclude. */
-static void truncate_row(Row row, const Wish *wish) {
+static void truncate_row(Row row, const SamplingOptions *options) {
   const uint32_t none = 0x7f800000u;
   uint32_t limit = none;
-  if (wish->top_k > 0 && wish->top_k < row.size)
-    limit = find_rank(row, none, wish->top_k, INFINITY);
-  if (wish->top_p < 1.0f) {
+  if (options->top_k > 0 && options->top_k < row.size)
+    limit = find_rank(row, none, options->top_k, INFINITY);
+  if (options->top_p < 1.0f) {
     double total = 0;
     for (int64_t i = 0; i < row.size; i++)
       total += rank_of(row.scores[i]) <= limit ? row.weights[i] : 0.0f;
-    limit = find_rank(row, limit, INT64_MAX, wish->top_p * total);
+    limit = find_rank(row, limit, INT64_MAX, options->top_p * total);
   }
-  const float least = wish->min_p > 0.0f ? (float)log((double)wish->min_p) : -INFINITY;
+  const float least = options->min_p > 0.0f ? (float)log((double)options->min_p) : -INFINITY;
   for (int64_t i = 0; i < row.size; i++)
     if (rank_of(row.scores[i]) > limit || row.scores[i] < least)
       row.weights[i] = 0.0f;
@@ -162,8 +162,8 @@ static int64_t draw(const Row row, double uniform) {
 /* out [num_rows]: a token sampled from row `rows[i]` of `logits`; 0 and is_finite 0 if a logit is
  * NaN or plus infinity (minus infinity excludes a token). Returns 1 if out of memory. */
 int EXPORT(sample_rows)(const char *logits, int64_t stride, int64_t size, const int64_t *rows,
-                        const Wish *wishes, int64_t num_rows, int32_t *out, uint8_t *is_finite,
-                        int is_bf16) {
+                        const SamplingOptions *options, int64_t num_rows, int32_t *out,
+                        uint8_t *is_finite, int is_bf16) {
   int failed = 0;
 #pragma omp parallel for schedule(dynamic, 1) if (num_rows > 1 && num_rows * size >= MIN_PARALLEL_ELEMENTS)
   for (int64_t i = 0; i < num_rows; i++) {
@@ -182,11 +182,11 @@ int EXPORT(sample_rows)(const char *logits, int64_t stride, int64_t size, const 
     }
     const Row row = {.size = size, .scores = scratch, .weights = scratch + size};
     if (is_bf16)
-      weigh(from, greatest, wishes[i].temperature, row, true);
+      weigh(from, greatest, options[i].temperature, row, true);
     else
-      weigh(from, greatest, wishes[i].temperature, row, false);
-    truncate_row(row, &wishes[i]);
-    out[i] = (int32_t)draw(row, wishes[i].uniform);
+      weigh(from, greatest, options[i].temperature, row, false);
+    truncate_row(row, &options[i]);
+    out[i] = (int32_t)draw(row, options[i].uniform);
     free(scratch);
   }
   return failed;

@@ -56,7 +56,7 @@ def number_word(table, slot, index: tl.constexpr):
 
 @triton.jit
 def word(table, slot, index: tl.constexpr):
-    """Return a word of the slot's row."""
+    """Return word `index` of the slot's row."""
     return tl.load(table + slot * NUM_WORDS + index)
 
 

@@ -52,21 +52,21 @@ class UnicodeTest {
 
   @Test
   void halfPairsAreNamedWhereverTheyAre() {
-    GenerateRequest.Builder dialogue = GenerateRequest.newBuilder();
-    ChatMessage.Builder whole = dialogue.getChatPromptBuilder().addMessagesBuilder();
+    GenerateRequest.Builder conversation = GenerateRequest.newBuilder();
+    ChatMessage.Builder whole = conversation.getChatPromptBuilder().addMessagesBuilder();
     whole.setRole("user").addPartsBuilder().setText("\ud83d\ude80");
-    Unicode.require(dialogue.build());
+    Unicode.require(conversation.build());
     for (String half :
         List.of("\ud83d", "\ude80", "\ude80\ud83d", "\ud83d\ud83d\ude80", "\ud83da")) {
-      GenerateRequest.Builder bad = dialogue.build().toBuilder();
+      GenerateRequest.Builder bad = conversation.build().toBuilder();
       ChatMessage.Builder broken = bad.getChatPromptBuilder().addMessagesBuilder();
       broken.setRole("user").addPartsBuilder().setText(half);
       assertEquals("chat_prompt.messages[1].parts[0].text: has an unpaired surrogate",
           rejectionOf(() -> Unicode.require(bad.build())));
     }
-    dialogue.getStoppingBuilder().addStopStrings("a").addStopStrings(HALF);
+    conversation.getStoppingBuilder().addStopStrings("a").addStopStrings(HALF);
     assertEquals("stopping.stop_strings[1]: has an unpaired surrogate",
-        rejectionOf(() -> Unicode.require(dialogue.build())));
+        rejectionOf(() -> Unicode.require(conversation.build())));
   }
 
   @Test
