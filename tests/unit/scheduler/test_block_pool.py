@@ -128,7 +128,7 @@ def test_a_session_holds_its_blocks_for_its_time() -> None:
     assert evicted(pool, [*blocks, later]) == [*reversed(blocks), later]
 
 
-def test_over_the_budget_the_session_used_longest_ago_lapses() -> None:
+def test_over_the_budget_the_least_recently_used_session_expires() -> None:
     pool = pool_of(8, most=4)
     shared, *rest = named(pool, 5)
     pool.hold(KEY, 1, [shared, *rest[:2]], now=0.0)

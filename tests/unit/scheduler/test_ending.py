@@ -263,7 +263,7 @@ def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:
     assert engine.step().ends[0].reason is FinishReason.CANCELLED
 
 
-def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> None:
+def test_results_of_earlier_steps_are_kept_while_another_is_in_flight() -> None:
     engine, executor = scripted(depth=2)
     engine.submit((make_spec(1, 9, max_tokens=30),))
     for _ in range(9):

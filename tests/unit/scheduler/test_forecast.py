@@ -47,7 +47,7 @@ def test_prefill_alone_is_steps_tokens_and_context() -> None:
     assert alone_s == pytest.approx(3 * 1.0 + 250 * 0.01 + (50 + 150 + 250) * 0.001)
 
 
-def test_what_is_cached_is_seen_by_every_chunk() -> None:
+def test_every_chunk_attends_to_the_cached_prefix() -> None:
     alone_s = prefill_alone_s(MACHINE, Demand(num_prefill_tokens=200, num_cached_tokens=64))
 
     assert alone_s == pytest.approx(2 * 1.0 + 2.0 + (100 + 200 + 2 * 64) * 0.001)
@@ -253,7 +253,7 @@ def test_retry_stays_within_its_limits() -> None:
     assert retry_after_s(Forecast(queue_s=1e6, prefill_s=9.0, decode_s=0.0), 0.0) == 60.0
 
 
-def test_names_the_field_that_is_off() -> None:
+def test_an_invalid_field_is_named() -> None:
     with pytest.raises(ValueError, match="max_prefill_tokens"):
         Machine(cost=COST, max_prefill_tokens=0)
     with pytest.raises(ValueError, match="p90"):

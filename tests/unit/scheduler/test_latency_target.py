@@ -362,14 +362,14 @@ def test_an_idle_machine_predicts_nothing_about_the_batch() -> None:
 
 
 @pytest.mark.parametrize("target_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_rejects_a_target_that_is_none(target_s: float) -> None:
+def test_an_invalid_target_is_rejected(target_s: float) -> None:
     with pytest.raises(ValueError, match="target_itl_s"):
         pacer(target_s)
     with pytest.raises(ValueError, match="target_itl_s"):
         BatchLimit(target_s, max_num_seqs=8)
 
 
-def test_names_the_parameter_that_is_off() -> None:
+def test_an_invalid_parameter_is_named() -> None:
     with pytest.raises(ValueError, match="min_prefill_tokens"):
         pacer(min_prefill_tokens=0)
     with pytest.raises(ValueError, match="max_prefill_tokens"):

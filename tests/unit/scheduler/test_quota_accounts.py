@@ -42,7 +42,7 @@ def rejection(engine: Engine, spec: RequestSpec) -> Failed | None:
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("limit", [0, -1, MAX_QUOTA + 1, 1.5, True, "6"])
-def test_a_limit_that_is_none_is_rejected_by_name(name: str, limit: object) -> None:
+def test_an_invalid_limit_is_rejected_by_name(name: str, limit: object) -> None:
     given: dict[str, object] = {name: limit}
     with pytest.raises(ValueError, match=name):
         TenantQuota(**given)  # type: ignore[arg-type]  # what is rejected is the point

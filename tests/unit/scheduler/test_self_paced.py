@@ -108,7 +108,7 @@ def test_block_tables_grow_if_several_tokens_arrive_at_once(pair: Pair) -> None:
     assert outputs(reported) == {1: tokens_from(1, 5, 20)}
 
 
-def test_what_has_arrived_makes_room_in_the_same_step() -> None:
+def test_results_that_have_arrived_free_their_slots_in_the_same_step() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     engine.submit((make_spec(1, 4, max_tokens=1),))
     engine.submit((make_spec(2, 4),))

@@ -313,7 +313,7 @@ def test_empty_steps_determine_the_cost_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("measured_s", [-1.0, math.nan, math.inf])
-def test_rejects_a_time_that_is_none(measured_s: float) -> None:
+def test_an_invalid_time_is_rejected(measured_s: float) -> None:
     with pytest.raises(ValueError, match="measured_s must be finite"):
         feed(StepFit(), (0, 1, 1), measured_s)
 
@@ -324,7 +324,7 @@ def test_rejects_counts_below_zero(step: Features) -> None:
         feed(StepFit(), step, 0.01)
 
 
-def test_names_the_parameter_that_is_off() -> None:
+def test_an_invalid_parameter_is_named() -> None:
     with pytest.raises(ValueError, match="memory_steps"):
         StepFit(memory_steps=1)
     with pytest.raises(ValueError, match="min_steps"):

@@ -107,7 +107,7 @@ def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -
     assert len(looked_at) == MAX_TRIES
 
 
-def test_a_request_that_was_examined_in_vain_is_not_examined_again(
+def test_a_request_that_could_not_be_preempted_is_not_examined_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, _ = build()

@@ -161,7 +161,7 @@ def test_prompts_under_way_are_not_starved_by_tenants_under_their_share() -> Non
     assert not all(served)
 
 
-def test_a_tenant_under_its_share_is_no_victim_while_others_are_there() -> None:
+def test_a_tenant_under_its_share_is_not_preempted_while_others_can_be() -> None:
     engine, _ = build(max_num_batched_tokens=64)
     submit(engine, "flood", [1, 2, 3], prompt=9)
     submit(engine, "quiet", [11], prompt=2, max_tokens=30)
