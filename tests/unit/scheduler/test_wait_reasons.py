@@ -1,4 +1,4 @@
-"""The reasons for which a request waits, for every way out of the queue."""
+"""The reasons for which a request waits, for every way in which it leaves the queue."""
 
 from __future__ import annotations
 
