@@ -244,7 +244,7 @@ def test_bad_lists_of_addresses(kind: Any, address: Any, complaint: str) -> None
         ("xds:///a", False),
     ],
 )
-def test_names_of_several_servers_are_spread(target: str, is_spread: bool) -> None:
+def test_round_robin_is_used_for_targets_of_several_servers(target: str, is_spread: bool) -> None:
     config = default_service_config(target)
     options = dict(ChannelConfig().options(target))
 

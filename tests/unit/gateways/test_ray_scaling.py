@@ -1,4 +1,4 @@
-"""How many replicas are requested for given queue lengths."""
+"""How many replicas are requested for given queue times and busy shares of replicas."""
 
 from __future__ import annotations
 

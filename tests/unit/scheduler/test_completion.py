@@ -105,7 +105,7 @@ def test_outputs_of_other_tenants_are_predicted_from_their_own_samples() -> None
     assert site.submit(2, 100, tenant="short", **options) is not None
 
 
-def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
+def test_a_running_request_is_ended_when_it_can_no_longer_meet_its_deadline() -> None:
     site = site_with(20)
     begun_s = site.clock()
     site.submit(1, 100, max_tokens=400, deadline_s=2.5)

@@ -75,7 +75,7 @@ def test_weights_set_the_share_of_the_queue() -> None:
     assert submit(engine, *specs_of("heavy", range(11, 20))) == [8, 7, 6, 5, 4, 3, 17, 18, 19]
 
 
-def test_the_largest_part_is_the_largest_for_its_weight() -> None:
+def test_shares_of_the_queue_are_compared_in_proportion_to_weights() -> None:
     engine = engine_of(tenant_weights={"heavy": 4.0})
     submit(engine, *specs_of("heavy", range(1, 6)), *specs_of("light", [6, 7, 8]))
 
@@ -98,7 +98,7 @@ def test_within_a_tenant_the_lower_class_is_displaced() -> None:
     assert submit(engine, *specs_of("", range(11, 16), priority=3)) == [3, 2, 1, 9, 8]
 
 
-def test_a_class_takes_no_places_from_a_tenant_with_a_smaller_part() -> None:
+def test_a_higher_class_displaces_no_request_of_a_tenant_with_a_smaller_share() -> None:
     engine = engine_of()
     submit(engine, *specs_of("urgent", range(1, 7), priority=9), *specs_of("meek", [7, 8]))
 
@@ -158,7 +158,7 @@ def test_a_request_larger_than_a_fair_share_of_the_queue_is_displaced() -> None:
     assert rejected(engine) == []
 
 
-def test_a_tenant_of_little_weight_keeps_a_place_for_one_request() -> None:
+def test_a_tenant_of_little_weight_may_queue_one_request() -> None:
     engine = engine_of(tenant_weights={"heavy": 100.0})
     submit(engine, *specs_of("a", [1]), *specs_of("b", [2]), *specs_of("heavy", range(11, 17)))
 

@@ -86,7 +86,7 @@ def test_replayed_tokens_are_shown_as_output() -> None:
 
 
 @pytest.mark.parametrize("order", SchedulingOrder)
-def test_positions_are_those_in_which_they_are_admitted(order: SchedulingOrder) -> None:
+def test_positions_follow_the_order_of_admission(order: SchedulingOrder) -> None:
     # What they will generate is not foreseen.
     engine = busy(order, output_token_weight=0.0)
     for key in range(2, 8):
@@ -99,7 +99,7 @@ def test_positions_are_those_in_which_they_are_admitted(order: SchedulingOrder) 
     )
 
 
-def test_a_request_with_its_own_reason_to_wait_has_no_position() -> None:
+def test_a_request_that_waits_for_its_leader_or_limit_has_no_position() -> None:
     engine = busy(max_num_running_per_tenant=1)
     engine.submit((make_spec(2, 5, tenant="a"),))
     leader = make_spec(3, 8, tenant="b")

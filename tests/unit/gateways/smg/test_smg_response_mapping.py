@@ -1,4 +1,4 @@
-"""Our events become a gateway's messages: new text in chunks, and a final message per output."""
+"""Stream events become a gateway's messages: new text in chunks, and a final message per output."""
 
 from __future__ import annotations
 
