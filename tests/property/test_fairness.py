@@ -68,7 +68,7 @@ def test_counters_of_backlogged_tenants_stay_together(
     burst=st.sampled_from([0.0, 20.0, 1000.0]),
     ratio=st.sampled_from([1.5, 2.0, NO_TIME]),
 )
-def test_a_tenant_that_comes_and_goes_keeps_a_burst_and_no_more(
+def test_a_returning_tenant_has_at_most_a_burst_of_service(
     rounds: list[tuple[str, int, int, int]], burst: float, ratio: float
 ) -> None:
     engine, _ = make_engine(
@@ -106,7 +106,7 @@ def test_a_tenant_that_comes_and_goes_keeps_a_burst_and_no_more(
     depth=st.sampled_from([1, 2]),
 )
 @by_day(20)
-def test_what_tenants_under_their_share_may_cost_others(
+def test_the_cost_of_tenants_under_their_share_to_others_is_bounded(
     arrivals: list[tuple[str, int, int, int, int]], num_blocks: int, stride: int, depth: int
 ) -> None:
     clock = FakeClock()

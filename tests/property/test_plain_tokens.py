@@ -201,7 +201,7 @@ def test_both_ways_return_the_same(
 
 
 @given(others, scripts)
-def test_tokens_with_more_than_text_never_go_the_short_way(
+def test_tokens_with_more_than_text_never_use_the_fast_path(
     text: ModelText, generation: GenerationSpec, script: Script
 ) -> None:
     assert check_both_ways(text, generation, script) == 0
@@ -211,7 +211,7 @@ def is_plain(output: OwnOutput) -> bool:
     return output.is_plain
 
 
-async def test_a_plain_token_is_not_handled_as_any_other(
+async def test_a_plain_token_uses_the_fast_path(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = GenerationSpec(prompt=TextInput(text="hello"), prompt_path="text_prompt.text")

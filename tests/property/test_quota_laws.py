@@ -199,7 +199,7 @@ def test_limits_that_change_under_load_keep_the_accounts_right(
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_never_more_live_than_a_tenant_may_have(most: int) -> None:
+def test_live_requests_of_a_tenant_never_exceed_its_limit(most: int) -> None:
     engine, _ = make_engine(max_num_seqs=8, tenant_quota=TenantQuota(max_num_live=most))
     for key in range(1, 9):
         engine.submit((make_spec(key, 3, tenant="a"),))

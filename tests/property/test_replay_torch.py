@@ -67,7 +67,7 @@ ASKED = [
 ]
 
 
-async def test_greedy_and_seeded_outputs_are_what_they_would_have_been(text: ModelText) -> None:
+async def test_greedy_and_seeded_outputs_are_unchanged_by_deaths(text: ModelText) -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=32)
     undisturbed = await play(MortalService(text, make_executor, scheduler), ASKED, [])
     disturbed = await play(MortalService(text, make_executor, scheduler), ASKED, DEATHS)

@@ -111,7 +111,7 @@ async def cut(
 async def lost(
     text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
 ) -> list[pb.GenerateResponse]:
-    """Return all messages that a client receives if its front is lost."""
+    """Return all messages that a client receives if it loses its front after 1 + `num_messages`."""
     async with stepped(text) as first, another_front(first) as second:
         call = first.stub.Generate(message)
         got, is_whole = await rest_of(first, call, 1 + num_messages)

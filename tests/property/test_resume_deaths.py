@@ -53,7 +53,7 @@ async def disturbed(text: ModelText, what: list[Attempt]) -> list[pb.GenerateRes
 @example(what=[Attempt(1, turns, is_late=False, num_messages=3) for turns in (1, 2, 3)])
 @example(what=[Attempt(1, turns, is_late=True, num_messages=3) for turns in (2, 3, 4)])
 @example(what=[Attempt(n % 2, n, is_late=n > 3, num_messages=1) for n in range(8)])
-def test_a_request_survives_deaths_on_its_way(
+def test_a_request_is_completed_despite_deaths_of_engines(
     text: ModelText, whole: list[pb.GenerateResponse], what: list[Attempt]
 ) -> None:
     got = asyncio.run(disturbed(text, what))

@@ -32,7 +32,7 @@ def test_round_robin_spreads_evenly(num_replicas: int, num_requests: int) -> Non
 
 
 @given(st.lists(LOADS.filter(lambda loads: len(loads) == 3), max_size=20))
-def test_least_loaded_takes_the_least(history: list[list[int]]) -> None:
+def test_least_loaded_takes_the_least_load(history: list[list[int]]) -> None:
     router = LeastLoaded(3)
 
     for loads in history:

@@ -113,7 +113,7 @@ async def test_an_invalid_option_of_a_batch_is_not_an_error_of_one_request() -> 
             client.generate_many(["a"], max_concurrency=1, **options)
 
 
-def test_an_address_that_is_no_text_is_rejected() -> None:
+def test_an_address_of_another_type_is_rejected() -> None:
     with pytest.raises(TypeError, match="address: must be str, not int"):
         OperationsClient(50052)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

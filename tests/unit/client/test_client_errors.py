@@ -193,7 +193,7 @@ def test_a_rejected_deadline_has_an_estimate() -> None:
 
 
 @pytest.mark.parametrize("reported", [{}, {"estimate_ms": "soon"}, {"estimate_ms": "-5"}])
-def test_an_estimate_that_is_none_is_not_made_up(reported: dict[str, str]) -> None:
+def test_an_invalid_estimate_is_ignored(reported: dict[str, str]) -> None:
     failure = Failure(
         code=grpc.StatusCode.RESOURCE_EXHAUSTED, message="m", reason="QUEUE_FULL", metadata=reported
     )

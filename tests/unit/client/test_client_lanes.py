@@ -83,7 +83,7 @@ def test_credit_equals_the_tokens_taken_and_is_always_renewed(
         assert credit <= window
 
 
-def test_what_came_before_a_failure_is_delivered() -> None:
+def test_events_before_a_failure_are_delivered() -> None:
     calls = lanes()
     lane, _ = submit(calls)
     calls.receive(tokens(lane, 0))
@@ -108,7 +108,7 @@ def test_finished_is_the_end() -> None:
         lane.take()
 
 
-def test_a_request_that_was_left_may_end_once() -> None:
+def test_an_abandoned_request_may_end_once() -> None:
     calls = lanes()
     lane, _ = submit(calls)
     command = calls.leave(lane)
@@ -240,7 +240,7 @@ def test_true_means_the_defaults() -> None:
     assert multiplex_config(own, max_message_bytes=1 << 30) == own
 
 
-def test_what_the_channel_does_not_let_through_is_too_large() -> None:
+def test_a_message_beyond_the_limit_of_the_channel_is_too_large() -> None:
     config = multiplex_config(True, max_message_bytes=100)
 
     assert config is not None

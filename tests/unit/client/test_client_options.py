@@ -1,4 +1,4 @@
-"""Keyword arguments become option groups and a request message; nothing is lost or guessed."""
+"""Keyword arguments become option groups and a request message; no value is dropped or guessed."""
 
 import math
 import re
@@ -159,7 +159,7 @@ def test_values_arrive_in_their_fields() -> None:
     assert message.adapter.scale == 0.5
 
 
-def test_what_is_not_specified_is_not_set() -> None:
+def test_unspecified_options_are_not_set() -> None:
     assert encode("hi") == pb.GenerateRequest(text_prompt=pb.TextPrompt(text="hi"))
 
 
@@ -224,7 +224,7 @@ def test_an_empty_sequence_is_no_prompt() -> None:
         ({"request_id": 7}, "request_id"),
     ],
 )
-def test_what_does_not_fit_is_rejected_by_path(options: dict[str, Any], path: str) -> None:
+def test_values_out_of_range_are_rejected_by_path(options: dict[str, Any], path: str) -> None:
     with pytest.raises(ValueError, match=f"^{path}: "):
         encode("hi", **options)
 
@@ -284,7 +284,7 @@ def test_a_field_of_the_contract_suggests_its_keyword(field: str, keyword: str) 
         encode("hi", **{field: 1})
 
 
-def test_a_whole_request_takes_no_options_besides() -> None:
+def test_a_request_object_cannot_be_combined_with_options() -> None:
     request = build_request("hi", {})
 
     assert build_request(request, {}) is request

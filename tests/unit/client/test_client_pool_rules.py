@@ -41,7 +41,7 @@ def test_equal_channels_take_turns() -> None:
     assert [picker.pick(0.0) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
-def test_the_fewest_open_calls_count() -> None:
+def test_the_channel_with_the_fewest_open_calls_is_selected() -> None:
     picker = ChannelPicker(3)
     for _ in range(6):
         picker.pick(0.0)
@@ -244,7 +244,7 @@ def test_bad_lists_of_addresses(kind: Any, address: Any, complaint: str) -> None
         ("xds:///a", False),
     ],
 )
-def test_names_of_several_servers_are_spread(target: str, is_spread: bool) -> None:
+def test_round_robin_is_used_for_targets_of_several_servers(target: str, is_spread: bool) -> None:
     config = default_service_config(target)
     options = dict(ChannelConfig().options(target))
 
@@ -254,7 +254,7 @@ def test_names_of_several_servers_are_spread(target: str, is_spread: bool) -> No
         assert json.loads(config) == {"loadBalancingConfig": [{"round_robin": {}}]}
 
 
-def test_a_service_config_of_ones_own_counts() -> None:
+def test_a_service_config_of_the_caller_is_used() -> None:
     config = json.dumps({"loadBalancingConfig": [{"pick_first": {}}]})
 
     options = dict(ChannelConfig(service_config=config).options("dns:///a:1"))

@@ -40,7 +40,7 @@ def test_a_service_that_rejects_everything_is_offered_a_fifth_more() -> None:
     assert num_retries == 200
 
 
-def test_a_small_client_may_retry_all_it_wants_to() -> None:
+def test_a_client_with_few_calls_may_retry_up_to_the_reserve() -> None:
     budget = RetryBudget()
     assert all(budget.take() for _ in range(100))
     assert not budget.take()

@@ -49,7 +49,7 @@ def test_an_event_of_unknown_type_is_skipped_but_counted() -> None:
 
 
 @pytest.mark.parametrize(("event", "counts"), [(TOKENS, True), (PROMPT, True), (PROGRESS, False)])
-def test_what_counts_as_output(event: dict[str, Any], counts: bool) -> None:
+def test_events_that_count_as_output(event: dict[str, Any], counts: bool) -> None:
     reader = StreamReader()
 
     feed(reader, ACCEPTED, event)

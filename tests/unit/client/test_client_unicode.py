@@ -46,7 +46,7 @@ def test_a_trace_that_cannot_be_a_header_is_rejected(value: str) -> None:
         TraceContext(traceparent="", tracestate=value)
 
 
-def test_what_a_submit_cannot_carry_fails_alone() -> None:
+def test_a_submit_that_cannot_be_encoded_leaves_the_call_usable() -> None:
     calls = Lanes(MultiplexConfig(), opened_at_s=0.0)
     request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="Hi"))
     lane, _ = calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)

@@ -30,13 +30,13 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_metric_and_label_that_is_asked_for_exists() -> None:
+def test_every_metric_and_label_in_queries_exists() -> None:
     queries = dashboard_queries() | alert_queries()
     assert {name: found for name, query in queries.items() if (found := unknown_names(query))} == {}
     assert len(queries) > 80
 
 
-def test_reasons_that_are_asked_for_exist() -> None:
+def test_reasons_in_queries_exist() -> None:
     queries = dashboard_queries() | alert_queries()
     asked = {
         reason

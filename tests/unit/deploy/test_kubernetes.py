@@ -57,7 +57,7 @@ def probe_of(manifests: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return probe
 
 
-def test_every_setting_is_one_of_ours_and_is_taken(builds: Builds) -> None:
+def test_every_setting_is_known_and_accepted(builds: Builds) -> None:
     variables = {option.variable for option in SETTINGS}
     for name, manifests in builds.items():
         settings = settings_of(manifests)
@@ -88,7 +88,7 @@ def test_ports_agree_everywhere(builds: Builds) -> None:
             assert pool["spec"]["targetPorts"] == [{"number": config.port}]
 
 
-def test_probes_ask_what_the_service_answers(builds: Builds) -> None:
+def test_probes_use_endpoints_of_the_service(builds: Builds) -> None:
     for name, manifests in builds.items():
         is_tls = "PENSTOCK_TLS_CERT" in settings_of(manifests)
         for probe in (probe_of(manifests, "startup"), probe_of(manifests, "readiness")):
@@ -126,7 +126,7 @@ def test_the_grace_period_of_a_pod_is_longer_than_its_drain(builds: Builds) -> N
         assert pause_s >= 2 * probe_of(build("base"), "readiness")["periodSeconds"]
 
 
-def test_selectors_find_the_pods(builds: Builds) -> None:
+def test_selectors_match_the_pods(builds: Builds) -> None:
     for name, manifests in builds.items():
         labels = pod_of(manifests)["metadata"]["labels"]
         selectors = [item["spec"]["selector"] for item in of_kind(manifests, "Service")]

@@ -38,7 +38,7 @@ def test_the_adapter_provides_the_metrics_of_the_autoscaler() -> None:
         assert "<<.GroupBy>>" in rule["metricsQuery"]
 
 
-def test_the_rules_ask_for_metrics_of_ours() -> None:
+def test_the_rules_query_metrics_of_penstock() -> None:
     for rule in RULES:
         series = re.match(r"penstock_\w+", rule["seriesQuery"])
         assert series is not None

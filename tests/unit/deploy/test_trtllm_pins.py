@@ -75,7 +75,7 @@ def test_every_requirement_is_recorded() -> None:
     assert set(OURS) - {pin.name for pin in PINS} == set()
 
 
-def test_one_version_everywhere() -> None:
+def test_the_same_version_is_in_every_file() -> None:
     recorded: defaultdict[str, list[str]] = defaultdict(list)
     for pin in PINS:
         recorded[pin.name].append(pin.carried)

@@ -1,4 +1,4 @@
-"""The site rewrites Markdown that GitHub accepts and its own generator does not."""
+"""The hooks of the site rewrite Markdown that GitHub accepts but MkDocs does not."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_small_operators_agree_with_torch(size: int, dtype: torch.dtype, instruc
 @each_set
 @each_dtype
 @pytest.mark.parametrize("size", [3, 77, 5000])
-def test_the_greatest_logit_is_found_and_a_bad_row_reported(
+def test_the_greatest_logit_is_returned_and_an_invalid_row_reported(
     size: int, dtype: torch.dtype, instructions: str
 ) -> None:
     nan, inf = float("nan"), float("inf")

@@ -30,7 +30,7 @@ def test_short_contexts_are_split_into_at_most_1024_parts(kv_heads: int, is_fp8:
         assert tile.splits == 1 or tile.splits * rows * kv_heads <= 1024
 
 
-def test_every_head_of_keys_and_of_values_has_its_own() -> None:
+def test_every_key_head_and_value_head_has_its_own_scale() -> None:
     pages = KVPages(
         (HeadShape(num_heads=2, head_dim=4),) * 2,
         num_blocks=3,

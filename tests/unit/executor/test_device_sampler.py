@@ -116,7 +116,7 @@ def test_edits_leave_exactly_the_reference_logits() -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 64, 1500])
-def test_ties_at_the_threshold_all_stay(top_k: int) -> None:
+def test_all_ties_at_the_threshold_are_kept(top_k: int) -> None:
     levels = np.repeat(np.arange(6, 0, -1), VOCAB // 6).astype(np.float32)
     logits = np.random.default_rng(0).permutation(levels)
     cases = [

@@ -75,7 +75,7 @@ def test_json_round_trip_keeps_every_field() -> None:
     assert from_json_value(ExecutorConfig, json.loads(text)) == FULL
 
 
-def test_fields_left_out_take_their_defaults() -> None:
+def test_missing_fields_have_their_defaults() -> None:
     config = from_json_value(ExecutorConfig, {"kind": "simulated"})
 
     assert config == ExecutorConfig(kind=ExecutorKind.SIMULATED)
@@ -162,7 +162,7 @@ def test_executor_config_rejects_by_field(field: str, value: object) -> None:
         ("pipeline_depth", 2, "pipeline_depth must be 1 for the torch executor on a CPU, not 2"),
     ],
 )
-def test_what_no_cpu_computes_is_rejected_before_a_model_is_read(
+def test_settings_that_no_cpu_supports_are_rejected_before_a_model_is_read(
     field: str, value: object, message: str
 ) -> None:
     values: dict[str, Any] = {"model_path": Path("/m"), field: value}
@@ -203,7 +203,7 @@ SLOW = {"kind": FaultKind.SLOW_STEP}
         (Fault, {**SLOW, "at_step": 1, "exit_code": 256}, "exit_code must be in"),
     ],
 )
-def test_what_is_simulated_is_rejected_by_field(
+def test_invalid_simulated_settings_are_rejected_by_field(
     owner: Any, values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -274,6 +274,6 @@ def test_resolve_model_reports_what_is_missing(name: str) -> None:
     assert caught.value.name_or_path == name
 
 
-def test_resolve_model_wants_a_config(tmp_path: Path) -> None:
+def test_resolve_model_requires_a_config(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"contains no config\.json"):
         resolve_model(str(tmp_path))

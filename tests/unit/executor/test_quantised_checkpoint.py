@@ -288,7 +288,7 @@ def test_a_weight_without_a_module_is_named(folder: Path) -> None:
         (None, r"config_groups\.group_0\.weights must be an object"),
     ],
 )
-def test_what_is_not_read_is_named(
+def test_formats_that_are_not_supported_are_named(
     weights: dict[str, Any] | None, reason: str, folder: Path
 ) -> None:
     group = COMPRESSED["config_groups"]["group_0"]

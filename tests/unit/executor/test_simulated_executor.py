@@ -117,7 +117,7 @@ def test_a_request_gets_its_reference_generation() -> None:
     assert hand.output(2) == simulated_output(spec, VOCAB).tolist()
 
 
-def test_depth_two_feeds_its_own_samples_on() -> None:
+def test_at_depth_two_sampled_tokens_are_inputs_of_the_next_step() -> None:
     hand = Hand(build(depth=2))
     spec = spec_of(1, 5, 6, 7)
     hand.admit(spec, 0)
@@ -144,7 +144,7 @@ def test_a_scripted_stop_id_comes_after_min_tokens() -> None:
     assert hand.output(0) == simulated_output(spec, VOCAB, config).tolist()
 
 
-def test_logprobs_come_when_asked() -> None:
+def test_logprobs_are_returned_if_requested() -> None:
     hand = Hand(build())
     asks = SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=1)
     hand.admit(spec_of(1, 5, 6, 7), 0)
@@ -306,7 +306,7 @@ def test_a_step_without_tokens_can_be_run_again() -> None:
     assert hand.output(0) == simulated_output(spec, VOCAB)[:1].tolist()
 
 
-def test_extra_tokens_come_in_order() -> None:
+def test_extra_tokens_are_returned_in_order() -> None:
     spec = spec_of(1, 5, 6, 7)
     hand = Hand(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=2)))
     hand.admit(spec, 0)

@@ -51,7 +51,7 @@ def run(engine: Engine) -> None:
     raise AssertionError("the engine does not come to rest")
 
 
-def test_a_dead_executor_stays_dead() -> None:
+def test_a_dead_executor_raises_at_each_further_step() -> None:
     executor = build(Fault(kind=FaultKind.EXECUTOR_DIES, at_step=2, detail="bus error"))
     engine = engine_of(executor, max_tokens=5)
     engine.step()
@@ -125,7 +125,7 @@ def test_a_cache_of_no_block_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.EXTRA_TOKENS, FaultKind.NO_TOKENS])
-def test_other_counts_than_one_are_rejected_where_steps_overlap(kind: FaultKind) -> None:
+def test_token_counts_other_than_one_are_rejected_if_steps_overlap(kind: FaultKind) -> None:
     with pytest.raises(ValueError, match="pipeline_depth must be 1"):
         build(Fault(kind=kind, at_step=1), depth=2)
 

@@ -64,7 +64,7 @@ def test_a_replayed_request_continues_as_before() -> None:
     prompt=st.lists(st.integers(0, 9), min_size=1, max_size=4),
     stop_ids=st.sets(st.integers(0, 9), max_size=8),
 )
-def test_stop_ids_never_come_unscripted(prompt: list[int], stop_ids: set[int]) -> None:
+def test_stop_ids_are_generated_only_if_scripted(prompt: list[int], stop_ids: set[int]) -> None:
     spec = spec_of(ids(*prompt), max_tokens=40, stop_ids=tuple(sorted(stop_ids)))
 
     output = simulated_output(spec, vocab_size=10)
@@ -109,7 +109,7 @@ def test_without_stop_ids_a_request_runs_to_its_length() -> None:
     assert len(simulated_output(spec_of(ids(1), max_tokens=6), VOCAB, config)) == 6
 
 
-def test_a_vocabulary_of_stop_ids_alone_still_answers() -> None:
+def test_a_vocabulary_of_only_stop_ids_still_generates_tokens() -> None:
     barred = np.array([[0], [1]], dtype=np.int32)
 
     tokens = tokens_at(np.array([5], dtype=np.uint64), np.array([3]), 2, barred)

@@ -112,7 +112,9 @@ def test_a_factor_anywhere_is_found(part: str, what: str, tmp_path: Path) -> Non
         check_structure(model, tree, IDS)
 
 
-def test_a_lack_of_memory_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_not_reported_as_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load("llama", tmp_path, "bfloat16")
     before = addresses(model)
     layer: Any = model.module.get_submodule("model.layers.1")

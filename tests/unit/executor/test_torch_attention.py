@@ -175,9 +175,7 @@ def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float, name: str, kern
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", SCORINGS)
-def test_what_an_earlier_owner_left_in_a_block_does_not_matter(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_earlier_content_of_a_block_does_not_matter(name: str, dtype: torch.dtype) -> None:
     lengths = (1, 2, 5, 15, 16, 17, 30, 90)
     scoring = SCORINGS[name]
     query = (torch.randn(400, HEADS * GROUP, DIM) * 2).to(dtype)
@@ -239,7 +237,7 @@ def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
     assert embedding.weight.untyped_storage().nbytes() == 50 * 32 * 2
 
 
-def test_a_layer_that_its_model_wants_in_float32_is_left_as_it_is() -> None:
+def test_a_layer_that_the_model_keeps_in_float32_is_not_packed() -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 8)).bfloat16()
     model._keep_in_fp32_modules = ["1.weight"]
 
@@ -249,7 +247,7 @@ def test_a_layer_that_its_model_wants_in_float32_is_left_as_it_is() -> None:
     assert "forward" not in vars(model[1])
 
 
-def test_float32_layers_are_left_as_they_are() -> None:
+def test_float32_layers_are_not_packed() -> None:
     assert prepack_linears(torch.nn.Sequential(torch.nn.Linear(4, 4))) == 0
 
 

@@ -60,7 +60,7 @@ def test_a_setting_beyond_what_can_be_used_is_reported(caplog: pytest.LogCapture
     )
 
 
-def test_what_was_asked_for_is_what_is_taken() -> None:
+def test_the_configured_number_of_blocks_is_used() -> None:
     assert blocks(1000, 200, num_blocks=17) == 17
     assert blocks(1000, 200, kv_cache_bytes=17 * MIB + 5) == 17
 
@@ -78,7 +78,9 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
     ],
 )
-def test_what_does_not_fit_is_rejected_by_its_setting(fields: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_in_memory_are_rejected_by_name(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         blocks(1000, 200, **fields)
 
@@ -91,7 +93,7 @@ def test_what_does_not_fit_is_rejected_by_its_setting(fields: dict[str, Any], me
         ({"kv_cache_bytes": 901 * MIB}, "kv_cache_mib asks for 0.9 GiB"),
     ],
 )
-def test_pages_that_the_machine_does_not_hold_are_rejected_by_their_setting(
+def test_pages_beyond_the_memory_of_the_machine_are_rejected_by_their_setting(
     fields: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: 900 * MIB)

@@ -73,7 +73,7 @@ def test_draws_are_the_reference_s(name: str) -> None:
     assert run(cases).tokens.tolist() == [case.expected() for case in cases]
 
 
-def test_a_batch_of_everything_gives_each_row_what_it_gets_alone() -> None:
+def test_a_batch_with_all_options_gives_each_row_its_separate_result() -> None:
     kinds = [GREEDY, *CUTS.values(), *EDITS.values(), replace(GREEDY, num_logprobs=4)]
     cases = [
         Case(replace(kind, seed=index + 100 * turn), output=[4, 4], seed=index)
@@ -88,7 +88,7 @@ def test_a_batch_of_everything_gives_each_row_what_it_gets_alone() -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 64, 65, 1024, 1500])
-def test_ties_at_the_threshold_all_stay(top_k: int) -> None:
+def test_all_ties_at_the_threshold_are_kept(top_k: int) -> None:
     # bfloat16 logits tie all the time; which of them stay must not depend on a sort's whims.
     levels = np.repeat(np.arange(6, 0, -1), VOCAB // 6).astype(np.float32)
     logits = np.random.default_rng(0).permutation(levels)
@@ -130,7 +130,7 @@ def test_logprobs_and_ranks_are_of_the_whole_distribution() -> None:
         assert sampled.logprobs.ranks[row] == (logprobs > logprobs[token]).sum() + 1
 
 
-def test_no_logprobs_were_asked_for() -> None:
+def test_logprobs_are_absent_unless_requested() -> None:
     assert run([Case(GREEDY), Case(SamplingParams())]).logprobs is None
 
 
@@ -189,7 +189,7 @@ def test_draws_follow_the_distribution() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 20  # 4 degrees of freedom, p = 0.0005
 
 
-def test_extreme_uniforms_stay_among_what_has_weight() -> None:
+def test_extreme_uniforms_select_tokens_with_weight() -> None:
     scores = torch.tensor([[float("-inf"), 0.0, -1.0, float("-inf")]] * 2)
     numbers = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
 

@@ -67,7 +67,7 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "value"), OUT_OF_RANGE, ids=lambda part: str(part)[:40])
-def test_what_is_out_of_range_is_named(path: str, value: Any) -> None:
+def test_a_value_out_of_range_is_named(path: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^trtllm-config\.{path}.* must be in "):
         configured(**at(path, value))
 
@@ -104,7 +104,7 @@ def test_what_is_out_of_range_is_named(path: str, value: Any) -> None:
         ("watch.abort_grace_s", float("inf"), "must be above 0 and at most"),
     ],
 )
-def test_a_value_that_is_off_is_named(path: str, value: Any, message: str) -> None:
+def test_an_invalid_value_is_named(path: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^trtllm-config(\.|: ){path} ?{message}"):
         configured(**at(path, value))
 
@@ -142,7 +142,7 @@ def test_a_value_that_is_off_is_named(path: str, value: Any, message: str) -> No
         ({"lora_config": adapters(("a", 1), ("b", 1))}, "adapters must differ in id"),
     ],
 )
-def test_settings_that_do_not_go_together_are_named(values: dict[str, Any], message: str) -> None:
+def test_contradicting_settings_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^trtllm-config.*{message}"):
         configured(**values)
 
@@ -172,7 +172,7 @@ def test_settings_that_do_not_go_together_are_named(values: dict[str, Any], mess
         ),
     ],
 )
-def test_speculation_that_is_off_is_named(values: dict[str, Any], message: str) -> None:
+def test_invalid_speculation_settings_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^trtllm-config.*{message}"):
         configured(speculative_config=values)
 

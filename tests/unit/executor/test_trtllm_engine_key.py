@@ -133,7 +133,7 @@ def test_gpus_are_read_as_nvidia_smi_reports_them(
 
 
 @pytest.mark.parametrize("body", ["exit 9", "echo No devices were found"])
-def test_a_tool_that_finds_nothing_is_no_gpu(
+def test_a_tool_that_lists_no_gpu_means_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     write_tool(tmp_path, body)
@@ -142,7 +142,7 @@ def test_a_tool_that_finds_nothing_is_no_gpu(
     assert found_gpus() == NO_GPUS
 
 
-def test_no_tool_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert found_gpus() == NO_GPUS

@@ -64,7 +64,7 @@ def lora(*paths: Path, **values: Any) -> dict[str, Any]:
     return {"adapters": adapters, **values}
 
 
-def test_the_defaults_are_what_the_vendor_takes(model: Path) -> None:
+def test_the_default_arguments_are_accepted_by_the_vendor(model: Path) -> None:
     made = arguments(model)
     vendor_args: Any = importlib.import_module("tensorrt_llm.llmapi").TorchLlmArgs(**made)
 
@@ -145,7 +145,7 @@ def test_the_cache_and_the_scheduler_are_built_with_the_vendors_classes(model: P
 
 
 @pytest.mark.parametrize(("has_priority", "policy"), [(True, "priority"), (False, "fcfs")])
-def test_the_engine_orders_by_priority_where_it_takes_one(
+def test_the_engine_orders_by_priority_if_its_version_supports_that(
     model: Path, monkeypatch: pytest.MonkeyPatch, has_priority: bool, policy: str
 ) -> None:
     llmapi: Any = importlib.import_module("tensorrt_llm.llmapi")
@@ -251,7 +251,7 @@ def test_later_versions_have_another_argument_for_the_draft_model(model: Path) -
     assert made["speculative_config"].speculative_model == "/draft"
 
 
-def test_what_the_version_lacks_is_left_out_if_not_asked_for(model: Path) -> None:
+def test_missing_arguments_of_a_version_are_omitted_if_not_set(model: Path) -> None:
     package = without(load_package(), "sampler_type", "attn_backend", "cuda_graph_config")
 
     made = arguments(model, package)
@@ -269,7 +269,7 @@ def test_what_the_version_lacks_is_left_out_if_not_asked_for(model: Path) -> Non
         ("speculative_config", EAGLE),
     ],
 )
-def test_what_the_version_lacks_is_rejected_if_asked_for(
+def test_missing_arguments_of_a_version_are_rejected_if_set(
     model: Path, name: str, value: Any
 ) -> None:
     package = without(load_package(), name)
@@ -279,7 +279,9 @@ def test_what_the_version_lacks_is_rejected_if_asked_for(
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "max_num_tokens", "enable_iter_perf_stats"])
-def test_what_cannot_be_done_without_is_rejected_even_by_default(model: Path, name: str) -> None:
+def test_missing_required_arguments_are_rejected_even_at_their_default(
+    model: Path, name: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{name} cannot be set"):
         arguments(model, without(load_package(), name))
 

@@ -59,7 +59,7 @@ def test_modelopt_checkpoints_are_served_as_they_are(tmp_path: Path, algorithm: 
     assert "reads that from the checkpoint" in folder.explanation
 
 
-def test_a_checkpoint_may_quantise_its_cache_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_may_quantise_only_its_cache(tmp_path: Path) -> None:
     folder = recognise(modelopt_folder(tmp_path, None, "FP8"))
 
     assert folder.quantisation == Quantisation(algorithm="NO_QUANT", kv_cache="FP8")
@@ -106,7 +106,7 @@ def test_modelopt_files_without_an_algorithm_quantise_nothing(tmp_path: Path) ->
         ),
     ],
 )
-def test_what_other_tools_write_is_named(
+def test_quantisation_by_other_tools_is_named(
     tmp_path: Path, settings: dict[str, Any], algorithm: str, is_readable: bool
 ) -> None:
     folder = recognise(hugging_face_folder(tmp_path, quantization_config=settings))
@@ -117,7 +117,7 @@ def test_what_other_tools_write_is_named(
     assert ("does not read" in folder.explanation) is not is_readable
 
 
-def test_a_quantisation_inside_the_text_part_counts(tmp_path: Path) -> None:
+def test_a_quantisation_in_the_text_config_is_read(tmp_path: Path) -> None:
     text = {"vocab_size": 9, "quantization_config": {"quant_method": "mxfp4"}}
 
     folder = recognise(hugging_face_folder(tmp_path, text_config=text))

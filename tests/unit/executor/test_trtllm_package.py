@@ -117,7 +117,7 @@ def test_usage_is_not_reported_to_the_vendor_unless_the_operator_sets_it(
 @pytest.mark.parametrize(
     ("version", "is_later"), [("1.2.1", False), ("1.3.0rc2", True), ("2.0", True), ("what", False)]
 )
-def test_what_comes_after_the_recorded_line_is_reported_by_its_number(
+def test_a_release_after_the_recorded_line_is_reported_with_its_number(
     version: str, is_later: bool
 ) -> None:
     assert recording_package(version=version).is_later is is_later
@@ -184,7 +184,7 @@ def test_an_engine_built_ahead_needs_the_backend_for_it(monkeypatch: pytest.Monk
         load_package(is_engine=True)
 
 
-def test_an_mpi_job_is_forgotten_and_tuning_stays() -> None:
+def test_variables_of_an_mpi_job_are_removed_and_tuning_variables_are_kept() -> None:
     job = {
         "OMPI_COMM_WORLD_RANK": "0",
         "OMPI_COMM_WORLD_SIZE": "1",
@@ -214,7 +214,9 @@ def test_an_mpi_job_is_forgotten_and_tuning_stays() -> None:
 
 
 @pytest.mark.usefixtures("fake_trtllm")
-def test_the_job_is_forgotten_before_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_an_mpi_job_are_removed_before_the_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PMIX_RANK", "0")
     seen: list[str | None] = []
     import_module = importlib.import_module

@@ -166,7 +166,7 @@ def is_readable(responses: ResponseQueue) -> bool:
     return bool(select.select([responses.ready_fd], [], [], 0)[0])
 
 
-async def test_one_wake_up_carries_a_whole_turn(responses: ResponseQueue) -> None:
+async def test_one_wake_up_delivers_all_results_of_a_turn(responses: ResponseQueue) -> None:
     loop = asyncio.get_running_loop()
     first, second = Response(request_of(1)), Response(request_of(2))
     responses.put(first, loop)
@@ -180,7 +180,9 @@ async def test_one_wake_up_carries_a_whole_turn(responses: ResponseQueue) -> Non
     assert responses.take() == []
 
 
-async def test_death_is_reported_at_once_and_stays(responses: ResponseQueue) -> None:
+async def test_the_death_of_the_engine_is_reported_at_once_and_permanently(
+    responses: ResponseQueue,
+) -> None:
     responses.die(RuntimeError("first"))
     responses.die(RuntimeError("second"))
 
@@ -224,7 +226,7 @@ def test_several_arrivals_of_a_request_make_one_row() -> None:
     assert result.logprobs is None
 
 
-def test_what_comes_for_a_slot_that_was_given_back_is_dropped() -> None:
+def test_results_for_a_released_slot_are_dropped() -> None:
     gone = request_of(1, slot=-1)
 
     result = result_of([Response(gone, [5], is_last=True, finish_reason="stop")])
@@ -254,7 +256,7 @@ def test_an_unrequested_end_is_a_failure(reason: str) -> None:
     assert reason in failure.detail
 
 
-def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_message(
+def test_a_failure_drops_the_tokens_of_its_step_and_keeps_its_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing = request_of(slot=2)
@@ -298,7 +300,7 @@ def test_logprobs_are_next_to_the_tokens_of_requests_that_asked() -> None:
     ]
 
 
-def test_alternatives_that_the_engine_left_out_are_not_made_up() -> None:
+def test_alternatives_that_the_engine_omitted_are_not_invented() -> None:
     asking = Response(
         request_of(slot=1, num_logprobs=3),
         [6],
@@ -365,7 +367,7 @@ def test_the_engines_messages_show_the_cause(message: str, expected: bool) -> No
         ("forward failed", False),
     ],
 )
-def test_errors_that_no_cuda_context_survives_are_known(message: str, expected: bool) -> None:
+def test_errors_that_destroy_the_cuda_context_are_recognised(message: str, expected: bool) -> None:
     assert is_fatal(message) is expected
 
 

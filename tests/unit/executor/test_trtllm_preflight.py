@@ -37,14 +37,14 @@ def test_a_plain_model_gives_no_notice(tmp_path: Path) -> None:
     assert notices(hugging_face_folder(tmp_path)) == ""
 
 
-def test_what_cannot_be_served_is_rejected_with_its_explanation(tmp_path: Path) -> None:
+def test_models_that_cannot_be_served_are_rejected_with_an_explanation(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run `penstock build`"):
         notices(checkpoint_folder(tmp_path))
     with pytest.raises(ValueError, match="is not a folder"):
         notices(tmp_path / "none")
 
 
-def test_what_the_backend_may_not_read_is_reported(tmp_path: Path) -> None:
+def test_models_that_the_backend_may_not_read_are_reported(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
 
     assert "loading will most likely fail" in notices(folder)

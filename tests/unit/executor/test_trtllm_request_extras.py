@@ -65,7 +65,9 @@ def test_a_constraint_is_rejected_without_a_backend(kind: ConstraintKind) -> Non
 
 
 @pytest.mark.parametrize("kind", [ConstraintKind.GRAMMAR, ConstraintKind.REGEX])
-def test_what_nothing_can_check_is_rejected_with_llguidance(kind: ConstraintKind) -> None:
+def test_constraints_that_cannot_be_checked_are_rejected_with_llguidance(
+    kind: ConstraintKind,
+) -> None:
     engine = mapping(TrtllmConfig(guided_decoding_backend=GuidedDecodingBackend.LLGUIDANCE))
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(kind, 'root ::= "a"'), engine=engine)
@@ -95,7 +97,9 @@ def test_a_constraint_with_a_nul_would_be_cut_short() -> None:
 
 
 @given(st.binary(min_size=1), st.binary(min_size=1))
-def test_salts_differ_exactly_where_ours_do(first: bytes, second: bytes) -> None:
+def test_salts_of_the_engine_differ_exactly_where_salts_of_requests_do(
+    first: bytes, second: bytes
+) -> None:
     engine = mapping()
     salts = [
         arguments(spec(hash_salt=salt), engine=engine)["cache_salt"] for salt in (first, second)

@@ -63,7 +63,9 @@ def test_the_older_sampler_honours_all_of_it() -> None:
         (SamplerOption.MIN_P, Feature.MIN_P),
     ],
 )
-def test_the_operators_setting_counts(promise: SamplerOption, feature: Feature) -> None:
+def test_features_promised_by_the_operator_are_offered(
+    promise: SamplerOption, feature: Feature
+) -> None:
     assert offered(sampler_honours=(promise,)) == PLAIN | {feature}
 
 

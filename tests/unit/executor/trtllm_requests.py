@@ -1,4 +1,4 @@
-"""Requests of ours, and the arguments that an engine which only records them gets."""
+"""Request specs, and the arguments that the request mapping makes of them for the engine."""
 
 from __future__ import annotations
 

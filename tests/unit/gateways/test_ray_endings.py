@@ -53,5 +53,5 @@ def test_if_the_replica_is_the_ingress_the_method_returns(ray_parts: dict[str, M
     assert ending_method() is EndingMethod.RETURN
 
 
-def test_a_message_is_what_it_was() -> None:
+def test_a_message_is_returned_unchanged() -> None:
     assert RawMessage(b"\x00\xff").SerializeToString() == b"\x00\xff"

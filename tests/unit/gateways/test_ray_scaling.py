@@ -1,4 +1,4 @@
-"""How many replicas are requested for given queue lengths."""
+"""How many replicas are requested for given queue times and busy shares of replicas."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_no_replica_is_added_while_others_are_starting() -> None:
     assert wanted([9.0, 9.0], [1.0, 1.0], planned=3) == 3
 
 
-def test_replicas_that_are_not_there_yet_can_be_let_go() -> None:
+def test_replicas_that_are_still_starting_can_be_removed() -> None:
     assert wanted([0.0, 0.0], [0.1, 0.1], planned=4) == 1
 
 
-def test_nothing_changes_while_one_has_not_reported() -> None:
+def test_nothing_changes_while_a_replica_has_not_reported() -> None:
     assert wanted([9.0], [1.0, 1.0]) == 2
     assert wanted([], [0.0, 0.0, 0.0]) == 3
 
@@ -82,6 +82,6 @@ def test_serves_context_is_read() -> None:
 @pytest.mark.parametrize(
     "off", [{"target_queue_time_s": 0.0}, {"target_busy_share": 1.5}, {"max_growth": 1.0}]
 )
-def test_what_makes_no_sense_is_named(off: dict[str, float]) -> None:
+def test_invalid_parameters_are_named(off: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(off))):
         QueueTimePolicy(**off)

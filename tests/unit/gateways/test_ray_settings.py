@@ -23,7 +23,7 @@ def config() -> dict[str, Any]:
     return read
 
 
-def test_the_config_file_lists_what_is_understood() -> None:
+def test_the_config_file_has_only_supported_settings() -> None:
     (application,) = config()["applications"]
     settings = settings_of(application["args"])
     (deployment,) = application["deployments"]
@@ -94,6 +94,6 @@ def test_one_front_by_default() -> None:
         ({"start_timeout_s": float("nan")}, "start_timeout_s"),
     ],
 )
-def test_what_is_off_is_named(args: dict[str, Any], name: str) -> None:
+def test_an_invalid_value_is_named(args: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         settings_of(args)

@@ -54,7 +54,7 @@ def evicted(pool: BlockPool, blocks: list[int]) -> list[int]:
     return [block for block in order if block in blocks]
 
 
-def test_blocks_stay_by_level_before_age() -> None:
+def test_blocks_are_evicted_by_level_and_then_by_age() -> None:
     pool = pool_of(4)
     blocks = named(pool, 4)
     for block, priority in zip(blocks, (90, 0, None, 50), strict=True):
@@ -128,7 +128,7 @@ def test_a_session_holds_its_blocks_for_its_time() -> None:
     assert evicted(pool, [*blocks, later]) == [*reversed(blocks), later]
 
 
-def test_over_the_budget_the_session_used_longest_ago_lapses() -> None:
+def test_over_the_budget_the_least_recently_used_session_expires() -> None:
     pool = pool_of(8, most=4)
     shared, *rest = named(pool, 5)
     pool.hold(KEY, 1, [shared, *rest[:2]], now=0.0)
@@ -141,7 +141,7 @@ def test_over_the_budget_the_session_used_longest_ago_lapses() -> None:
     assert levels(pool, [shared, *rest]) == [60, 60, 60, DEFAULT_LEVEL, 60]
 
 
-def test_a_block_that_two_sessions_hold_stays_with_the_other() -> None:
+def test_a_block_of_two_sessions_is_kept_until_both_expire() -> None:
     pool = pool_of(4)
     shared, own = named(pool, 2)
     pool.hold(KEY, 1, [shared, own], now=0.0)

@@ -149,7 +149,7 @@ def test_no_cache_index_exists_unless_enabled() -> None:
     assert engine.cache.pool.cache_index is None
 
 
-def test_a_cache_that_the_engine_does_not_own_is_not_reported() -> None:
+def test_the_cache_of_a_self_paced_executor_is_not_reported() -> None:
     engine, _ = make_self_paced()
 
     with pytest.raises(ValueError, match="its own cache"):

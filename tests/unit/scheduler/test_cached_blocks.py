@@ -14,7 +14,7 @@ def popped(cached: CachedBlocks) -> list[int]:
     return order
 
 
-def test_of_one_level_the_block_used_longest_ago_goes_first() -> None:
+def test_within_a_level_the_least_recently_used_block_is_evicted_first() -> None:
     cached = CachedBlocks()
     for block in (3, 1, 2):
         cached.extend([block])
@@ -25,7 +25,7 @@ def test_of_one_level_the_block_used_longest_ago_goes_first() -> None:
         cached.pop(1)[0]
 
 
-def test_lower_levels_go_first_whatever_their_age() -> None:
+def test_lower_levels_are_evicted_first_regardless_of_age() -> None:
     cached = CachedBlocks()
     for block, level in ((1, 80), (2, DEFAULT_LEVEL), (3, 0), (4, 80), (5, 0), (6, 60)):
         cached.extend([block], level)

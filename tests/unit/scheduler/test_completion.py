@@ -48,7 +48,7 @@ def test_an_answer_that_is_probably_too_long_is_rejected_with_its_chance() -> No
     assert site.submit(2, 100, max_tokens=500, deadline_s=4.0) is not None
 
 
-def test_with_zero_only_what_is_certain_counts() -> None:
+def test_with_chance_zero_only_certain_bounds_count() -> None:
     site = site_with(200, min_deadline_chance=0.0)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 
@@ -96,7 +96,7 @@ def test_an_output_of_certain_length_is_no_sample_for_others() -> None:
     assert site.engine.completion.lengths.num_seen_of("") == 0
 
 
-def test_other_tenants_are_judged_by_their_own_outputs() -> None:
+def test_outputs_of_other_tenants_are_predicted_from_their_own_samples() -> None:
     site = site_with(200, tenant="long")
     for _ in range(60):
         site.engine.completion.lengths.observe(5, tenant="short", max_tokens=500)
@@ -105,7 +105,7 @@ def test_other_tenants_are_judged_by_their_own_outputs() -> None:
     assert site.submit(2, 100, tenant="short", **options) is not None
 
 
-def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
+def test_a_running_request_is_ended_when_it_can_no_longer_meet_its_deadline() -> None:
     site = site_with(20)
     begun_s = site.clock()
     site.submit(1, 100, max_tokens=400, deadline_s=2.5)
@@ -142,7 +142,7 @@ def test_trial_requests_are_counted_for_each_tenant() -> None:
     assert site.submit(65, 100, tenant="a", **options) is not None
 
 
-def test_a_new_tenant_is_not_judged_by_the_lengths_of_another() -> None:
+def test_outputs_of_a_new_tenant_are_not_predicted_from_another_tenant() -> None:
     site = site_with(200, tenant="hog", num_seqs=64)
     options: dict[str, Any] = {"max_tokens": 500, "deadline_s": 1.0}
 
@@ -166,7 +166,7 @@ def test_the_allowance_of_a_new_tenant_is_refilled() -> None:
     assert not exploration.takes_new("b", 16, 25.0)
 
 
-def test_where_many_tenants_are_new_they_are_judged_by_what_is_usual() -> None:
+def test_the_number_of_new_tenants_admitted_without_prediction_is_limited() -> None:
     exploration = Exploration()
     assert sum(exploration.takes_new(str(index), 0, 5.0) for index in range(1000)) == 64
     assert exploration.takes_new("late", 0, 10.0)

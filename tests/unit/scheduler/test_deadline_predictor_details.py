@@ -299,7 +299,7 @@ def test_blocks_that_running_requests_use_count_once() -> None:
     "options",
     [{}, {"deadline_admission": False}, {"known_cost": None, "is_settled": False}],
 )
-def test_a_time_limit_ends_one_that_waits(options: dict[str, Any]) -> None:
+def test_a_time_limit_ends_a_waiting_request(options: dict[str, Any]) -> None:
     site = FixedCostSite(num_seqs=1, **options)
     site.submit(1, 4, max_tokens=300)
     site.step()
@@ -311,7 +311,7 @@ def test_a_time_limit_ends_one_that_waits(options: dict[str, Any]) -> None:
     assert end.at_s == pytest.approx(begun_s + 1.0, abs=2 * STEP_S)
 
 
-def test_a_time_limit_ends_one_that_was_looked_at_again_before_it() -> None:
+def test_a_time_limit_ends_a_request_that_was_checked_again_before_it() -> None:
     site = FixedCostSite(num_seqs=1)
     site.submit(1, 4, max_tokens=300)
     site.step()

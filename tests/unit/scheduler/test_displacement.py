@@ -58,7 +58,7 @@ def outputs_of(tenant: str, keys: Sequence[int]) -> tuple[RequestSpec, ...]:
     )
 
 
-def test_the_newest_of_the_largest_part_gives_way_to_others_until_parts_are_equal() -> None:
+def test_the_newest_of_the_largest_share_is_displaced_until_shares_are_equal() -> None:
     engine = engine_of()
     assert submit(engine, *specs_of("flood", range(1, 11))) == [9, 10]
 
@@ -75,7 +75,7 @@ def test_weights_set_the_share_of_the_queue() -> None:
     assert submit(engine, *specs_of("heavy", range(11, 20))) == [8, 7, 6, 5, 4, 3, 17, 18, 19]
 
 
-def test_the_largest_part_is_the_largest_for_its_weight() -> None:
+def test_shares_of_the_queue_are_compared_in_proportion_to_weights() -> None:
     engine = engine_of(tenant_weights={"heavy": 4.0})
     submit(engine, *specs_of("heavy", range(1, 6)), *specs_of("light", [6, 7, 8]))
 
@@ -89,7 +89,7 @@ def test_a_part_stays_as_large_as_the_arriving_one_for_its_weight() -> None:
     assert submit(engine, *specs_of("other", [9, 10])) == [8, 10]
 
 
-def test_within_a_tenant_the_lower_class_gives_way() -> None:
+def test_within_a_tenant_the_lower_class_is_displaced() -> None:
     engine = engine_of()
     submit(engine, *specs_of("", range(1, 5)), *specs_of("", range(5, 9), priority=2))
 
@@ -98,7 +98,7 @@ def test_within_a_tenant_the_lower_class_gives_way() -> None:
     assert submit(engine, *specs_of("", range(11, 16), priority=3)) == [3, 2, 1, 9, 8]
 
 
-def test_a_class_takes_no_places_from_a_tenant_with_a_smaller_part() -> None:
+def test_a_higher_class_displaces_no_request_of_a_tenant_with_a_smaller_share() -> None:
     engine = engine_of()
     submit(engine, *specs_of("urgent", range(1, 7), priority=9), *specs_of("meek", [7, 8]))
 
@@ -131,7 +131,7 @@ def test_the_largest_part_is_of_tokens_or_of_requests(num_tokens: int, gives_way
     assert submit(engine, make_spec(9, 3, tenant="third")) == [gives_way]
 
 
-def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted() -> None:
+def test_outputs_of_a_request_are_displaced_together_unless_one_was_admitted() -> None:
     engine = engine_of(max_num_waiting=4)
     engine.submit(outputs_of("flood", [1, 2]))
     engine.submit(outputs_of("flood", [3, 4]))
@@ -143,7 +143,7 @@ def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted(
     assert 2 in engine.requests
 
 
-def test_a_request_that_takes_more_than_a_fair_part_by_itself_gives_way() -> None:
+def test_a_request_larger_than_a_fair_share_of_the_queue_is_displaced() -> None:
     engine = engine_of()
     engine.submit(outputs_of("wide", range(1, 9)))
 
@@ -158,14 +158,14 @@ def test_a_request_that_takes_more_than_a_fair_part_by_itself_gives_way() -> Non
     assert rejected(engine) == []
 
 
-def test_a_tenant_of_little_weight_keeps_a_place_for_one_request() -> None:
+def test_a_tenant_of_little_weight_may_queue_one_request() -> None:
     engine = engine_of(tenant_weights={"heavy": 100.0})
     submit(engine, *specs_of("a", [1]), *specs_of("b", [2]), *specs_of("heavy", range(11, 17)))
 
     assert submit(engine, *specs_of("heavy", [17])) == [17]
 
 
-def test_a_prompt_that_takes_more_than_a_fair_part_of_the_tokens_gives_way() -> None:
+def test_a_prompt_larger_than_a_fair_share_of_the_tokens_is_displaced() -> None:
     engine = engine_of(max_num_waiting=64, max_num_waiting_tokens=50)
     submit(engine, make_spec(1, 45, tenant="long"))
 
@@ -208,7 +208,7 @@ def test_a_rejected_flood_changes_nothing_that_waits(num_flooding: int) -> None:
     assert submit(engine, *flood) == [spec.key for spec in flood]
 
 
-def test_where_the_largest_part_keeps_its_places_the_next_one_gives_way() -> None:
+def test_if_the_largest_share_cannot_be_displaced_the_next_one_is() -> None:
     engine = engine_of()
     engine.submit(outputs_of("pinned", range(1, 7)))
     engine.step()  # the leader is admitted, five followers wait for good

@@ -26,7 +26,7 @@ def reason(engine: Engine, key: int) -> FinishReason | FailureReason:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
-def test_cancel_takes_effect_at_once_in_every_state(num_steps: int) -> None:
+def test_a_cancel_takes_effect_at_once_in_every_state(num_steps: int) -> None:
     engine, executor = make_engine(max_num_batched_tokens=8)
     engine.submit((make_spec(1, 15, max_tokens=9),))
     for _ in range(num_steps):
@@ -148,7 +148,7 @@ def test_an_id_in_flight_is_rejected_and_the_first_is_unharmed() -> None:
     assert reason(engine, 3) is FinishReason.LENGTH
 
 
-def test_siblings_are_all_taken_or_all_rejected() -> None:
+def test_siblings_are_all_accepted_or_all_rejected() -> None:
     engine, _ = make_engine()
     twins = tuple(make_spec(1, [1, 2], request_id="twins") for _ in range(2))
     engine.submit(twins)
@@ -200,7 +200,7 @@ def test_a_result_with_a_token_too_few_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_request_that_fails_alone_leaves_the_rest(depth: int) -> None:
+def test_a_request_that_fails_alone_does_not_affect_the_rest(depth: int) -> None:
     engine, executor = scripted(depth)
     for key in (1, 2):
         engine.submit((make_spec(key, 3, max_tokens=3),))
@@ -228,7 +228,7 @@ def test_the_blocks_of_a_failed_request_are_not_reused() -> None:
     run_until_idle(engine)
 
 
-def test_no_token_asks_again_and_several_tokens_advance_at_once() -> None:
+def test_a_step_without_a_token_is_repeated_and_several_tokens_advance_at_once() -> None:
     engine, executor = scripted()
     for key, prompt in ((1, 3), (2, 4)):
         engine.submit((make_spec(key, prompt, max_tokens=6, stop_ids=(9,)),))
@@ -263,7 +263,7 @@ def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:
     assert engine.step().ends[0].reason is FinishReason.CANCELLED
 
 
-def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> None:
+def test_results_of_earlier_steps_are_kept_while_another_is_in_flight() -> None:
     engine, executor = scripted(depth=2)
     engine.submit((make_spec(1, 9, max_tokens=30),))
     for _ in range(9):

@@ -33,14 +33,14 @@ def one_slot(**options: Any) -> tuple[Engine, FakeClock]:
     return make_engine(clock=clock, max_num_seqs=1, **options)[0], clock
 
 
-def test_tenants_take_turns_whatever_the_length_of_their_queues() -> None:
+def test_tenants_take_turns_regardless_of_the_length_of_their_queues() -> None:
     engine, _ = one_slot()
     submit_all(engine, "flood", range(1, 7))
     submit_all(engine, "quiet", [7, 8])
     assert changed(run_until_idle(engine), Admitted) == [1, 7, 2, 8, 3, 4, 5, 6]
 
 
-def test_a_tenant_of_double_weight_goes_twice_as_often() -> None:
+def test_a_tenant_of_double_weight_is_admitted_twice_as_often() -> None:
     engine, _ = one_slot(tenant_weights={"gold": 2.0})
     submit_all(engine, "plain", range(1, 5))
     submit_all(engine, "gold", range(11, 19))
@@ -70,7 +70,7 @@ def test_no_tenant_saves_up_service_while_away() -> None:
     assert late[:6] in ([11, 6, 12, 7, 13, 8], [11, 7, 12, 8, 13, 14], [11, 12, 6, 13, 7, 14]), late
 
 
-def test_the_earliest_deadline_goes_first_inside_a_tenant_alone() -> None:
+def test_the_earliest_deadline_is_first_only_within_a_tenant() -> None:
     engine, _ = one_slot()
     submit_all(engine, "a", [1, 2], deadline_s=900.0)
     submit_all(engine, "a", [3], deadline_s=10.0)
@@ -78,7 +78,7 @@ def test_the_earliest_deadline_goes_first_inside_a_tenant_alone() -> None:
     assert changed(run_until_idle(engine), Admitted) == [3, 4, 1, 2]
 
 
-def test_no_deadline_is_one_at_arrival_plus_aging() -> None:
+def test_a_missing_deadline_counts_as_arrival_plus_aging() -> None:
     engine, clock = one_slot(aging_s=5.0)
     submit_all(engine, "a", [1], arrival_s=0.0)
     clock.now_s = 1.0
@@ -87,7 +87,7 @@ def test_no_deadline_is_one_at_arrival_plus_aging() -> None:
     assert changed(run_until_idle(engine), Admitted) == [2, 1, 3]
 
 
-def test_age_has_one_turn_in_so_many_against_higher_classes() -> None:
+def test_age_precedes_higher_classes_in_a_limited_number_of_turns() -> None:
     engine, clock = one_slot(aging_s=10.0, aging_stride=3)
     submit_all(engine, "low", [1], arrival_s=0.0)
     clock.now_s = 10.0
@@ -98,7 +98,7 @@ def test_age_has_one_turn_in_so_many_against_higher_classes() -> None:
     assert changed(run_until_idle(engine), Admitted)[:3] == [11, 12, 1]
 
 
-def test_a_preempted_request_goes_before_every_fresh_one_of_its_tenant() -> None:
+def test_a_preempted_request_precedes_new_ones_of_its_tenant() -> None:
     clock = FakeClock()
     engine, _ = make_engine(clock=clock, num_blocks=6, max_num_seqs=2, watermark=0.0)
     submit_all(engine, "a", [1, 2], prompt=3, max_tokens=18)
@@ -112,7 +112,7 @@ def test_a_preempted_request_goes_before_every_fresh_one_of_its_tenant() -> None
     assert order.index(3) > back
 
 
-def test_small_requests_pass_a_huge_one_but_only_so_many() -> None:
+def test_a_limited_number_of_small_requests_pass_a_huge_one() -> None:
     engine, _ = make_engine(
         num_blocks=16,
         max_num_seqs=3,
@@ -129,7 +129,7 @@ def test_small_requests_pass_a_huge_one_but_only_so_many() -> None:
     assert order == [3, 4, 5, 2, 6, 7, 8, 9, 10, 11]
 
 
-def test_no_request_passes_a_huge_one_after_its_time() -> None:
+def test_no_request_passes_a_huge_one_after_max_overtake_s() -> None:
     clock = FakeClock()
     engine, _ = make_engine(
         clock=clock,

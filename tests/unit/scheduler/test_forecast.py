@@ -40,14 +40,14 @@ def can_meet(
     return Deadlines(ttft_s=ttft_deadline_s, total_s=deadline_s).are_met(predicted, now)
 
 
-def test_prefill_alone_is_steps_tokens_and_context() -> None:
+def test_the_time_of_prefill_alone_is_the_cost_of_steps_tokens_and_context() -> None:
     # Three steps of 50, 150 and 250 tokens in sight.
     alone_s = prefill_alone_s(MACHINE, Demand(num_prefill_tokens=250))
 
     assert alone_s == pytest.approx(3 * 1.0 + 250 * 0.01 + (50 + 150 + 250) * 0.001)
 
 
-def test_what_is_cached_is_seen_by_every_chunk() -> None:
+def test_every_chunk_attends_to_the_cached_prefix() -> None:
     alone_s = prefill_alone_s(MACHINE, Demand(num_prefill_tokens=200, num_cached_tokens=64))
 
     assert alone_s == pytest.approx(2 * 1.0 + 2.0 + (100 + 200 + 2 * 64) * 0.001)
@@ -230,7 +230,7 @@ def test_predicted_late_is_what_admission_would_reject() -> None:
     assert not can_meet(alone, moment_s + 0.001, **deadlines)
 
 
-def test_each_deadline_is_looked_at() -> None:
+def test_each_deadline_is_checked() -> None:
     outlook = Forecast(queue_s=1.0, prefill_s=2.0, decode_s=3.0)
 
     assert can_meet(outlook, 10.0)
@@ -239,7 +239,7 @@ def test_each_deadline_is_looked_at() -> None:
     assert not can_meet(outlook, 10.0, deadline_s=15.9)
 
 
-def test_retry_when_the_backlog_has_shrunk_enough() -> None:
+def test_retry_time_is_when_the_backlog_has_shrunk_enough() -> None:
     expected = Forecast(queue_s=8.0, prefill_s=2.0, decode_s=10.0)
 
     assert retry_after_s(expected, 100.0, ttft_deadline_s=107.0) == pytest.approx(3.0)
@@ -253,7 +253,7 @@ def test_retry_stays_within_its_limits() -> None:
     assert retry_after_s(Forecast(queue_s=1e6, prefill_s=9.0, decode_s=0.0), 0.0) == 60.0
 
 
-def test_names_the_field_that_is_off() -> None:
+def test_an_invalid_field_is_named() -> None:
     with pytest.raises(ValueError, match="max_prefill_tokens"):
         Machine(cost=COST, max_prefill_tokens=0)
     with pytest.raises(ValueError, match="p90"):

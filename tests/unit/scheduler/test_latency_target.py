@@ -107,7 +107,7 @@ def test_free_tokens_are_not_limited() -> None:
     assert step.num_prefill_tokens == MAX_TOKENS
 
 
-def test_free_tokens_do_not_help_where_the_step_alone_is_too_long() -> None:
+def test_free_tokens_have_no_effect_if_the_step_alone_is_too_long() -> None:
     free = CostModel(step_s=0.06, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
 
     step = pacer().budget(free, is_trusted=True, num_decodes=10, num_context_tokens=10)
@@ -202,7 +202,7 @@ def num_turns(sequence: list[int]) -> int:
 
 
 @pytest.mark.parametrize("plant", [linear, convex])
-def test_a_steady_load_settles_and_then_stands(plant: Callable[[int, int, int], float]) -> None:
+def test_a_steady_load_gives_a_constant_budget(plant: Callable[[int, int, int], float]) -> None:
     budgets, times = Loop(plant).run([64] * 3000)
 
     assert len(set(budgets[-1000:])) == 1, "a limit cycle"
@@ -308,7 +308,7 @@ def test_the_batch_shrinks_to_what_the_target_allows() -> None:
     assert limits[-1] == limits[-500]
 
 
-def test_small_batches_come_to_the_limit_itself() -> None:
+def test_small_batches_reach_the_exact_limit() -> None:
     # 11.95 ms less 10 less 1.6 leaves room for three.
     limits = settle(BatchLimit(0.01195, max_num_seqs=16), 1000)
 
@@ -362,14 +362,14 @@ def test_an_idle_machine_predicts_nothing_about_the_batch() -> None:
 
 
 @pytest.mark.parametrize("target_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_rejects_a_target_that_is_none(target_s: float) -> None:
+def test_an_invalid_target_is_rejected(target_s: float) -> None:
     with pytest.raises(ValueError, match="target_itl_s"):
         pacer(target_s)
     with pytest.raises(ValueError, match="target_itl_s"):
         BatchLimit(target_s, max_num_seqs=8)
 
 
-def test_names_the_parameter_that_is_off() -> None:
+def test_an_invalid_parameter_is_named() -> None:
     with pytest.raises(ValueError, match="min_prefill_tokens"):
         pacer(min_prefill_tokens=0)
     with pytest.raises(ValueError, match="max_prefill_tokens"):

@@ -23,7 +23,7 @@ def wanted(prefixes: LivePrefixes, one: Request) -> list[bool]:
     return [prefixes.is_wanted(one, index) for index in range(NUM_BLOCKS + 1)]
 
 
-def test_what_another_computes_is_wanted_as_far_as_prompts_agree() -> None:
+def test_blocks_that_another_request_computes_are_expected_up_to_the_common_prefix() -> None:
     prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 3)
     prefixes.add(first, 0)
     assert wanted(prefixes, second) == [True, True, True, False, False]
@@ -41,7 +41,7 @@ def test_a_requests_own_blocks_are_not_expected_from_itself() -> None:
     assert not any(wanted(prefixes, first))
 
 
-def test_what_was_cached_when_it_joined_is_not_its_to_compute() -> None:
+def test_blocks_cached_at_submission_are_not_expected_from_the_request() -> None:
     prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 4)
     prefixes.add(first, 2)
     assert wanted(prefixes, second) == [False, False, True, True, False]

@@ -78,7 +78,7 @@ def test_running_and_waiting_requests() -> None:
     )
 
 
-def test_what_was_generated_in_an_earlier_life_is_output() -> None:
+def test_replayed_tokens_are_shown_as_output() -> None:
     engine = busy()
     engine.submit((make_spec(2, 6, max_tokens=4, num_replayed=2),))
     view = engine.live_views()[1]
@@ -86,7 +86,7 @@ def test_what_was_generated_in_an_earlier_life_is_output() -> None:
 
 
 @pytest.mark.parametrize("order", SchedulingOrder)
-def test_positions_are_those_in_which_they_are_admitted(order: SchedulingOrder) -> None:
+def test_positions_follow_the_order_of_admission(order: SchedulingOrder) -> None:
     # What they will generate is not foreseen.
     engine = busy(order, output_token_weight=0.0)
     for key in range(2, 8):
@@ -99,7 +99,7 @@ def test_positions_are_those_in_which_they_are_admitted(order: SchedulingOrder) 
     )
 
 
-def test_a_request_with_its_own_reason_to_wait_has_no_position() -> None:
+def test_a_request_that_waits_for_its_leader_or_limit_has_no_position() -> None:
     engine = busy(max_num_running_per_tenant=1)
     engine.submit((make_spec(2, 5, tenant="a"),))
     leader = make_spec(3, 8, tenant="b")
@@ -107,7 +107,7 @@ def test_a_request_with_its_own_reason_to_wait_has_no_position() -> None:
     assert positions(engine) == {2: None, 3: 0, 4: None}
 
 
-def test_behind_the_first_thousand_no_request_has_a_position(
+def test_requests_after_the_first_thousand_have_no_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_view, "MAX_POSITIONS", 2)

@@ -65,7 +65,7 @@ def test_remaining_output_is_bounded_by_the_limits() -> None:
     assert lengths.expected_remaining(0, 0) == 0.0
 
 
-def test_names_the_parameter_that_is_off() -> None:
+def test_an_invalid_parameter_is_named() -> None:
     with pytest.raises(ValueError, match="prior_tokens"):
         OutputLengths(0.5)
     with pytest.raises(ValueError, match="memory"):
@@ -101,7 +101,7 @@ def test_the_distribution_is_that_of_the_outputs_also_where_long_ones_are_cut(cu
     assert distribution.tokens_with(0.5, FREE) == pytest.approx(np.median(lengths), rel=0.05)
 
 
-def test_what_is_generated_already_counts() -> None:
+def test_generated_tokens_count_in_the_prediction() -> None:
     lengths = np.array(lognormal(4000))
     distribution = learned(lengths.tolist()).of("a", 4096)
     assert distribution is not None
@@ -124,7 +124,7 @@ def test_bounds_are_exact_whatever_was_learned() -> None:
     assert distribution.tokens_with(0.999, bounds) == 40
 
 
-def test_a_tenant_is_judged_by_its_own_outputs_and_an_unknown_one_by_all() -> None:
+def test_outputs_are_predicted_from_their_tenant_or_from_all_if_it_is_new() -> None:
     outputs = learned([20] * 60, tenant="short")
     for _ in range(60):
         outputs.observe(800, tenant="long", max_tokens=4096)
@@ -137,7 +137,7 @@ def test_a_tenant_is_judged_by_its_own_outputs_and_an_unknown_one_by_all() -> No
     assert new.chance_within(100, FREE) == pytest.approx(0.5, abs=0.1)
 
 
-def test_nothing_is_known_before_some_outputs_have_ended() -> None:
+def test_no_length_is_predicted_before_some_outputs_have_ended() -> None:
     assert learned([100] * 15).of("a", 4096) is None
     assert learned([100] * 16).of("a", 4096) is not None
 

@@ -52,7 +52,7 @@ def test_the_wait_doubles_after_each_reversed_increase() -> None:
     assert all(after == pytest.approx(2 * before, abs=16) for before, after in pairwise(gaps))
 
 
-def test_under_a_lighter_load_there_is_nothing_to_wait_for() -> None:
+def test_under_a_lighter_load_an_increase_does_not_wait() -> None:
     for num_decodes, can_rise in ((NUM_DECODES, False), (NUM_DECODES // 2, True)):
         machine = Cliff()
         machine.step()

@@ -42,14 +42,14 @@ def rejection(engine: Engine, spec: RequestSpec) -> Failed | None:
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("limit", [0, -1, MAX_QUOTA + 1, 1.5, True, "6"])
-def test_a_limit_that_is_none_is_rejected_by_name(name: str, limit: object) -> None:
+def test_an_invalid_limit_is_rejected_by_name(name: str, limit: object) -> None:
     given: dict[str, object] = {name: limit}
     with pytest.raises(ValueError, match=name):
         TenantQuota(**given)  # type: ignore[arg-type]  # what is rejected is the point
 
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
-def test_prompts_and_outputs_are_paid_for_in_any_order(order: SchedulingOrder) -> None:
+def test_prompts_and_outputs_are_charged_in_any_order(order: SchedulingOrder) -> None:
     engine, clock = engine_with(TenantQuota(max_tokens_per_minute=60), order)
     assert rejection(engine, make_spec(1, 20, max_tokens=30)) is None
     # 50 of 60 are used: 10 fit, 11 do not, and a second brings one.
@@ -123,7 +123,7 @@ def test_each_output_of_a_request_counts() -> None:
     assert rejection(engine, make_spec(5, 4)) is None
 
 
-def test_two_outputs_do_not_fit_where_one_more_may_live() -> None:
+def test_two_outputs_are_rejected_if_one_more_request_may_be_live() -> None:
     engine, _ = engine_with(TenantQuota(max_num_live=2))
     engine.submit((make_spec(1, 4),))
     leader = make_spec(2, 4, request_id="r")
@@ -139,7 +139,7 @@ def test_two_outputs_do_not_fit_where_one_more_may_live() -> None:
     ]
 
 
-def test_a_request_rejected_for_another_reason_pays_nothing() -> None:
+def test_a_request_rejected_for_another_reason_is_not_charged() -> None:
     engine, _ = engine_with(TenantQuota(max_requests_per_minute=1))
     too_long = rejection(engine, make_spec(1, 60, max_tokens=60))
     assert too_long is not None
@@ -193,7 +193,7 @@ def test_all_outputs_of_a_displaced_request_are_refunded_and_its_prompt_once() -
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_a_request_that_its_caller_ends_in_the_queue_is_paid_for(is_cancelled: bool) -> None:
+def test_a_request_cancelled_in_the_queue_is_charged(is_cancelled: bool) -> None:
     engine, clock = engine_with(TenantQuota(max_requests_per_minute=1))
     engine.submit((make_spec(1, 3, time_limit_s=5.0),))
     if is_cancelled:
@@ -216,7 +216,7 @@ def test_of_two_limits_the_longer_wait_is_reported() -> None:
     assert breach.retry_after_s == pytest.approx(30.0)
 
 
-def test_a_smaller_limit_is_no_debt_and_a_lifted_one_frees_at_once() -> None:
+def test_a_smaller_limit_creates_no_debt_and_a_removed_one_applies_at_once() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_tokens_per_minute=1000))
     accounts.take_in(make_spec(1, 500, tenant="a"), 1, 0, 0.0)
     accounts.release("a")

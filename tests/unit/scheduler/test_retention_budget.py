@@ -70,7 +70,7 @@ def test_priorities_up_to_the_default_need_no_budget(claims: BlockClaims) -> Non
     assert len(claims) == 100
 
 
-def test_a_released_claim_leaves_the_account(claims: BlockClaims) -> None:
+def test_a_released_claim_is_removed_from_the_account(claims: BlockClaims) -> None:
     claims.make([1, 2, 3, 4], HIGH, "a", 0.0)
     for block in (1, 2, 3, 4):
         claims.drop(block)

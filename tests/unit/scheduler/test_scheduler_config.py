@@ -40,12 +40,12 @@ from support.core import make_engine
         ("max_session_tokens", 0),
     ],
 )
-def test_a_bad_setting_is_named(field: str, value: object) -> None:
+def test_an_invalid_setting_is_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         SchedulerConfig(**{field: value})  # type: ignore[arg-type]
 
 
-def test_settings_that_contradict_are_named() -> None:
+def test_contradicting_settings_are_named() -> None:
     with pytest.raises(ValueError, match="prompt_token_weight and output_token_weight"):
         SchedulerConfig(prompt_token_weight=0.0, output_token_weight=0.0)
     with pytest.raises(ValueError, match="max_num_running_per_tenant"):

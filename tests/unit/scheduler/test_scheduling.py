@@ -74,7 +74,7 @@ def test_requests_join_and_leave_between_steps() -> None:
     assert joined == [[1], [2], [], [], [], []]
 
 
-def test_urgent_classes_go_first_and_arrival_decides_inside() -> None:
+def test_higher_classes_are_first_and_arrival_orders_within_a_class() -> None:
     engine, _ = make_engine(max_num_seqs=1)
     for key, priority in [(1, 0), (2, 0), (3, 9), (4, 9)]:
         engine.submit((make_spec(key, priority=priority),))
@@ -202,7 +202,7 @@ def test_with_two_steps_in_flight_late_tokens_of_the_ended_are_dropped() -> None
     assert executor.batches[2].released == (0,)
 
 
-def test_nothing_is_launched_beyond_the_last_token() -> None:
+def test_no_step_is_launched_beyond_the_last_token() -> None:
     engine, executor = make_engine(pipeline_depth=2)
     engine.submit((make_spec(1, 3, max_tokens=3),))
     run_until_idle(engine)

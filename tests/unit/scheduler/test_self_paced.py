@@ -31,7 +31,7 @@ def tokens_from(key: int, start: int, count: int) -> list[int]:
     return [token_of(f"request-{key}", start + i) for i in range(count)]
 
 
-def test_a_step_returns_at_once_and_asks_again(pair: Pair) -> None:
+def test_a_step_returns_at_once_with_or_without_results(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 5, max_tokens=3),))
 
@@ -77,7 +77,7 @@ def test_unanswered_prompts_weigh_on_the_budget(pair: Pair) -> None:
     assert executor.admitted == [1, 2, 3, 4]
 
 
-def test_a_prompt_beyond_the_budget_goes_in_alone(pair: Pair) -> None:
+def test_a_prompt_beyond_the_budget_is_admitted_alone(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 4),))
     engine.submit((make_spec(2, 40),))
@@ -108,7 +108,7 @@ def test_block_tables_grow_if_several_tokens_arrive_at_once(pair: Pair) -> None:
     assert outputs(reported) == {1: tokens_from(1, 5, 20)}
 
 
-def test_what_has_arrived_makes_room_in_the_same_step() -> None:
+def test_results_that_have_arrived_free_their_slots_in_the_same_step() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     engine.submit((make_spec(1, 4, max_tokens=1),))
     engine.submit((make_spec(2, 4),))
@@ -121,7 +121,7 @@ def test_what_has_arrived_makes_room_in_the_same_step() -> None:
     engine.close()
 
 
-def test_the_last_release_is_passed_on_and_leaves_no_work(pair: Pair) -> None:
+def test_the_last_release_reaches_the_executor_and_leaves_no_work(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 4, max_tokens=1),))
     engine.step()
@@ -322,7 +322,7 @@ def test_pages_before_a_step_are_reported_too(pair: Pair) -> None:
     assert (batch.num_old_blocks, batch.num_used_blocks) == (3, 5)
 
 
-def test_preemption_takes_a_request_out_and_brings_it_back_with_its_output() -> None:
+def test_a_preempted_request_is_admitted_again_with_its_output() -> None:
     engine, executor = make_self_paced(
         num_blocks=6, admission_policy=AdmissionPolicy.MAX_UTILIZATION, watermark=0.0
     )

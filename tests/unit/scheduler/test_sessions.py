@@ -113,7 +113,7 @@ def test_sessions_yield_before_running_work_does() -> None:
     assert num_cached(reported(engine, turn(9, prompt=list(range(9)))), 9) == 0
 
 
-def test_a_session_lapses_after_its_time_to_live() -> None:
+def test_a_session_expires_after_its_time_to_live() -> None:
     clock = FakeClock()
     engine = engine_of(8, clock)
     reported(engine, turn(1))

@@ -121,7 +121,7 @@ def test_a_compilation_in_the_first_step_is_soon_forgotten() -> None:
     assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.2
 
 
-def test_rare_pauses_pull_no_harder_than_slow_steps() -> None:
+def test_rare_pauses_have_no_more_influence_than_slow_steps() -> None:
     fit, twin = StepFit(), StepFit()
     random = np.random.default_rng(3)
     for index, step in enumerate(mixed_steps(2000)):
@@ -134,7 +134,7 @@ def test_rare_pauses_pull_no_harder_than_slow_steps() -> None:
     assert fit.is_trusted
 
 
-def test_one_pause_of_a_minute_moves_a_learnt_fit_by_little() -> None:
+def test_one_pause_of_a_minute_hardly_changes_a_learnt_fit() -> None:
     fit = StepFit()
     steps = mixed_steps(1000)
     learn(fit, TRUTH, steps, noise=0.03)
@@ -261,7 +261,7 @@ def test_an_error_is_known_once_steps_of_its_kind_were_seen() -> None:
 
 @pytest.mark.parametrize("noise", [(1.0,), (1.0, 1.5, 2.0), (*[1.0] * 30, 30.0)])
 @pytest.mark.parametrize(("step_s", "token_s"), [(3e-4, 2e-7), (4e-3, 2e-5)])
-def test_prompts_alone_never_leave_it_without_a_solution(
+def test_the_fit_has_a_solution_with_only_prompts(
     step_s: float, token_s: float, noise: tuple[float, ...]
 ) -> None:
     random = np.random.default_rng(3)
@@ -276,7 +276,7 @@ def test_prompts_alone_never_leave_it_without_a_solution(
     assert predicted_s == pytest.approx((step_s + 120 * token_s) * np.median(noise), rel=0.5)
 
 
-def test_steps_beyond_any_line_are_not_trusted() -> None:
+def test_step_times_that_no_linear_model_fits_are_not_trusted() -> None:
     fit = StepFit()
     random = np.random.default_rng(2)
 
@@ -294,7 +294,7 @@ def test_the_same_steps_give_the_same_coefficients() -> None:
     assert fits[0].model == fits[1].model
 
 
-def test_steps_that_take_no_time_are_free() -> None:
+def test_steps_of_zero_duration_cost_nothing() -> None:
     fit = StepFit()
 
     for step in mixed_steps(300):
@@ -313,7 +313,7 @@ def test_empty_steps_determine_the_cost_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("measured_s", [-1.0, math.nan, math.inf])
-def test_rejects_a_time_that_is_none(measured_s: float) -> None:
+def test_an_invalid_time_is_rejected(measured_s: float) -> None:
     with pytest.raises(ValueError, match="measured_s must be finite"):
         feed(StepFit(), (0, 1, 1), measured_s)
 
@@ -324,7 +324,7 @@ def test_rejects_counts_below_zero(step: Features) -> None:
         feed(StepFit(), step, 0.01)
 
 
-def test_names_the_parameter_that_is_off() -> None:
+def test_an_invalid_parameter_is_named() -> None:
     with pytest.raises(ValueError, match="memory_steps"):
         StepFit(memory_steps=1)
     with pytest.raises(ValueError, match="min_steps"):

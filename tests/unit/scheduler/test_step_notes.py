@@ -130,7 +130,7 @@ def test_a_listener_is_notified_in_order() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
+def test_the_counts_of_a_note_equal_the_content_of_the_step(depth: int) -> None:
     """The sums over decodes are recomputed only when the set of decodes changes."""
     engine, notes, _ = noted(pipeline_depth=depth, max_num_seqs=4, num_blocks=24, watermark=0.0)
     for key, (num_prompt, max_tokens) in enumerate([(5, 20), (23, 9), (3, 30), (17, 3)] * 3, 1):

@@ -70,7 +70,7 @@ def run(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_every_step_is_measured_as_what_it_held_and_what_it_took(depth: int) -> None:
+def test_the_content_and_duration_of_every_step_are_measured(depth: int) -> None:
     steps = Steps()
     engine, clock = make_engine(steps, depth=depth)
     engine.submit((make_spec(1, list(range(20)), max_tokens=6, hashed=False),))
@@ -104,7 +104,7 @@ def test_without_a_target_the_limits_are_the_fixed_ones() -> None:
     assert pace.prefill_budget_tokens == 100
 
 
-def test_a_target_leaves_prefill_what_decodes_leave() -> None:
+def test_with_a_target_prefill_gets_the_time_that_decodes_do_not_use() -> None:
     config = SchedulerConfig(max_num_batched_tokens=200, target_itl_s=0.06, known_cost=COST)
     pace = StepSizing(make_info(max_num_seqs=32, block_size=4), config)
     for _ in range(200):
@@ -121,7 +121,7 @@ def test_a_target_leaves_prefill_what_decodes_leave() -> None:
     assert pace.budget(0, 0) == 200
 
 
-def test_an_executor_that_paces_itself_takes_no_target() -> None:
+def test_a_self_paced_executor_rejects_a_latency_target() -> None:
     info = replace(make_info(), is_self_paced=True)
     with pytest.raises(ValueError, match="target_itl_s"):
         StepSizing(info, SchedulerConfig(target_itl_s=0.05))

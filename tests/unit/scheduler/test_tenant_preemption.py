@@ -93,7 +93,9 @@ def test_requests_that_cannot_be_preempted_count_among_those_examined(
     assert chosen(engine, 1) == found
 
 
-def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_examines_few_requests_regardless_of_how_many_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, _ = build(num_blocks=200, max_num_seqs=64)
     run(engine, [flood(key, 3) for key in range(1, 65)])
     looked_at: list[int] = []
@@ -107,7 +109,7 @@ def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -
     assert len(looked_at) == MAX_TRIES
 
 
-def test_a_request_that_was_examined_in_vain_is_not_examined_again(
+def test_a_request_that_could_not_be_preempted_is_not_examined_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, _ = build()
@@ -152,7 +154,7 @@ def test_reserved_blocks_count_as_used() -> None:
         ({"max_overtake_s": 10.0, "max_num_overtakes": 0}, 9.0, False),
     ],
 )
-def test_tenants_under_their_share_too_pass_a_huge_one_only_for_a_while(
+def test_tenants_under_their_share_pass_a_huge_request_only_for_a_limited_time(
     options: dict[str, Any], wait_s: float, is_taken: bool
 ) -> None:
     engine, clock = build(num_blocks=20, **options)

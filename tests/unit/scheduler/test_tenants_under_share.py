@@ -131,7 +131,7 @@ def test_a_request_is_preempted_for_tenants_a_limited_number_of_times() -> None:
     run_until_idle(engine)
 
 
-def test_the_prompt_of_a_tenant_under_its_share_goes_before_one_under_way() -> None:
+def test_the_prompt_of_a_tenant_under_its_share_precedes_one_in_prefill() -> None:
     engine, executor = build(max_num_seqs=8)
     submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
     engine.step()
@@ -161,7 +161,7 @@ def test_prompts_under_way_are_not_starved_by_tenants_under_their_share() -> Non
     assert not all(served)
 
 
-def test_a_tenant_under_its_share_is_no_victim_while_others_are_there() -> None:
+def test_a_tenant_under_its_share_is_not_preempted_while_others_can_be() -> None:
     engine, _ = build(max_num_batched_tokens=64)
     submit(engine, "flood", [1, 2, 3], prompt=9)
     submit(engine, "quiet", [11], prompt=2, max_tokens=30)
@@ -285,7 +285,7 @@ def test_a_light_prompt_in_prefill_does_not_precede_a_higher_class_in_prefill(
     assert next(iter(prefilled(engine, executor))) == (4 if priority == LOW else 11)
 
 
-def test_light_requests_go_before_a_turn_by_age_so_often_and_no_more() -> None:
+def test_light_requests_precede_a_turn_by_age_a_limited_number_of_times() -> None:
     stride, clock = 3, FakeClock()
     engine, _ = ordered(clock, aging_s=10.0, aging_stride=stride, tenant_burst_tokens=1e6)
     # Known from before, so that they are the first in turn when they come back.

@@ -15,7 +15,7 @@ def site_of(**config: Any) -> FixedCostSite:
     return FixedCostSite(max_prefill_share=0.5, **config)
 
 
-def test_a_prompt_that_would_be_late_has_the_whole_budget() -> None:
+def test_a_prompt_that_would_be_late_gets_the_whole_budget() -> None:
     site = site_of()
     site.submit(1, 2 * LONG, max_tokens=1, ttft_deadline_s=0.95)
     site.step()
@@ -46,7 +46,7 @@ def test_prompts_share_steps_while_deadlines_permit() -> None:
     assert isinstance(site.ends[2], Completed)
 
 
-def test_no_class_waits_for_a_lower_one() -> None:
+def test_no_request_waits_for_one_of_a_lower_class() -> None:
     site = site_of()
     site.submit(1, LONG, max_tokens=1, ttft_deadline_s=0.5)
     site.step()

@@ -1,4 +1,4 @@
-"""The reasons for which a request waits, for every way out of the queue."""
+"""The reasons for which a request waits, for every way in which it leaves the queue."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_fairness_begins_when_another_tenants_later_arrival_is_admitted() -> Non
     assert site.wait(2) == Wait(slots_s=2.0, fairness_s=3.0, num_passed_by=1)
 
 
-def test_a_higher_class_is_no_matter_of_fairness() -> None:
+def test_waiting_for_a_higher_class_does_not_count_as_fairness() -> None:
     site = Site(max_num_seqs=1, yield_ratio=math.inf)
     site.submit(1, max_tokens=2, tenant="a")
     site.submit(2, tenant="b")
@@ -178,7 +178,7 @@ def test_a_higher_class_is_no_matter_of_fairness() -> None:
 
 
 @pytest.mark.parametrize("order", SchedulingOrder)
-def test_requests_that_came_later_and_went_before_are_counted(order: SchedulingOrder) -> None:
+def test_later_requests_that_were_admitted_first_are_counted(order: SchedulingOrder) -> None:
     site = Site(max_num_seqs=1, order=order)
     site.submit(1)
     site.submit(2)
@@ -212,7 +212,7 @@ def test_each_residency_has_its_own_account() -> None:
     assert rounded(second) == Wait(blocks_s=round(end.at_s + STEP_S - preempted[0].at_s, 6))
 
 
-def test_outputs_that_wait_for_their_prompt_lack_nothing() -> None:
+def test_outputs_that_wait_for_their_prompt_wait_for_no_resource() -> None:
     site = Site(budget=8)
     first = make_spec(1, 24, max_tokens=2, arrival_s=site.clock())
     site.engine.submit((first, replace(first, key=2, leader_key=1, output_index=1)))
@@ -261,7 +261,7 @@ def test_a_request_that_ends_in_the_batch_reports_only_its_residency() -> None:
     assert end.residency is not None
 
 
-def test_the_rejected_did_not_wait() -> None:
+def test_rejected_requests_have_no_wait() -> None:
     site = Site(max_num_waiting=1, max_num_seqs=1)
     site.submit(1, 3, max_tokens=60 * BLOCK_SIZE)
     site.submit(2)

@@ -42,7 +42,7 @@ def test_removed_requests_are_gone_and_tokens_counted() -> None:
     assert drain(queue) == [1]
 
 
-def test_a_follower_that_ends_while_it_waits_for_its_leader_stays_away() -> None:
+def test_a_follower_that_ends_while_it_waits_for_its_leader_is_not_queued_again() -> None:
     queue = make_queue()
     queue.push(waiting(make_spec(1), 0), 0.0)
     followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3)]
@@ -67,7 +67,7 @@ def test_a_request_is_due_at_its_time_and_returned_once() -> None:
     assert queue.next_recheck_s() == NO_TIME
 
 
-def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
+def test_a_postponed_request_is_due_only_at_its_new_time() -> None:
     queue = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
@@ -95,7 +95,7 @@ def test_requests_due_at_one_time_come_in_order_of_arrival(is_asked: bool) -> No
     assert queue.due(5.0) == [first, second, third]
 
 
-def test_a_request_that_left_is_not_due() -> None:
+def test_a_removed_request_is_not_due() -> None:
     queue = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0

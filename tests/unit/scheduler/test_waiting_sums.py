@@ -36,7 +36,7 @@ def test_in_arrival_order_all_of_the_class_and_above_go_first() -> None:
     assert ahead.num_blocks == 5
 
 
-def test_within_a_tenant_the_earliest_deadline_goes_first() -> None:
+def test_within_a_tenant_the_earliest_deadline_is_first() -> None:
     sums = make_sums()
     sums.add(waiting(1, 10, tenant="a"), 2.0)
     sums.add(waiting(2, 20, tenant="a"), 9.0)

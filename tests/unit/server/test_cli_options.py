@@ -62,7 +62,7 @@ def test_two_constraints_are_rejected(capsys: pytest.CaptureFixture[str]) -> Non
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_an_adapter_is_asked_for_by_name() -> None:
+def test_an_adapter_is_selected_by_name() -> None:
     assert parse()["adapter"] is None
     assert parse("--adapter", "poet")["adapter"] == Adapter(name="poet")
 

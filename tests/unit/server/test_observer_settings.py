@@ -36,7 +36,7 @@ def test_ports_are_set_and_switched_off_one_by_one() -> None:
     assert not observer_of("--operations-port", "off", "--metrics-port", "off").is_needed
 
 
-def test_what_kubernetes_makes_up_for_services_of_these_names_is_no_setting() -> None:
+def test_variables_of_services_of_these_names_are_no_settings() -> None:
     made_up = {
         "PENSTOCK_METRICS_PORT": "tcp://10.0.0.1:9",
         "PENSTOCK_OPERATIONS_PORT": "tcp://10.0.0.2:9",

@@ -118,7 +118,7 @@ def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_the_gateway_cannot_show_is_reported(
+def test_credentials_that_the_gateway_cannot_send_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     premises = Premises(tmp_path)

@@ -54,7 +54,7 @@ def test_the_defaults_serve_the_demo_model() -> None:
     assert config.num_fronts >= 1
 
 
-def test_a_record_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_record_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     config = serve_config("--record", str(tmp_path / "a" / "b"), PENSTOCK_RECORD_MAX_MIB="3")
 
     assert config.record_path is not None
@@ -285,7 +285,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         ),
     ],
 )
-def test_a_flag_of_the_scheduler_that_is_off_is_named(arguments: list[str], message: str) -> None:
+def test_an_invalid_flag_of_the_scheduler_is_named(arguments: list[str], message: str) -> None:
     with pytest.raises(BadSetting, match=re.escape(message)):
         serve_config(*arguments)
 
@@ -407,7 +407,7 @@ def test_a_budget_below_one_token_per_slot_is_rejected() -> None:
     serve_config("--max-num-batched-tokens", "40", "--max-num-seqs", "40")
 
 
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
+def test_variables_of_a_service_named_penstock_are_no_settings() -> None:
     environment = {
         "PENSTOCK_PORT": "tcp://10.0.0.1:50051",
         "PENSTOCK_PORT_50051_TCP": "tcp://10.0.0.1:50051",
@@ -417,7 +417,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
     assert unknown_variables(environment) == []
 
 
-def test_misspelt_variables_are_found() -> None:
+def test_misspelt_variables_are_detected() -> None:
     environment = {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_MAX_NUM_SEQS": "3", "HOME": "/"}
     environment["PENSTOCK_ADDRESS"] = "127.0.0.1:1"  # what the client's commands read
     environment["PENSTOCK_CPU_KERNELS"] = "avx2"  # what the engine reads

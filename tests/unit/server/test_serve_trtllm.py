@@ -56,7 +56,7 @@ def section(**values: Any) -> tuple[str, str]:
     return "--trtllm-config", json.dumps(values)
 
 
-def test_without_a_section_the_defaults_hold(model: Path) -> None:
+def test_without_a_section_the_defaults_apply(model: Path) -> None:
     config = configured(model)
 
     assert config.executor == ExecutorConfig(
@@ -209,7 +209,7 @@ def test_a_model_nested_too_deep_is_rejected_in_one_line(model: Path) -> None:
         configured(model)
 
 
-def test_a_file_must_hold_an_object(model: Path, tmp_path: Path) -> None:
+def test_a_file_must_contain_an_object(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     path.write_text("[]")
     with pytest.raises(BadSetting, match=r"trtllm-config must be an object, not a list"):

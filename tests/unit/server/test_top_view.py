@@ -55,7 +55,7 @@ def test_a_frame_shows_load_latency_and_requests() -> None:
         assert part in text
 
 
-def test_a_service_that_is_away_leaves_the_last_answer_in_sight() -> None:
+def test_the_last_answer_is_shown_if_the_service_is_unreachable() -> None:
     state = board_of(request_view(1))
     state.miss("UNAVAILABLE: gone")
     lines = drawn(state)

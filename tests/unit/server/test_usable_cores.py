@@ -48,7 +48,7 @@ def test_a_quota_limits_the_cores(
     assert num_usable_cores(tmp_path / "groups", tmp_path / "mount") == expected
 
 
-def test_without_control_groups_the_mask_counts(
+def test_without_control_groups_the_affinity_mask_applies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(5), raising=False)

@@ -100,7 +100,7 @@ def test_bad_usage_is_one_line(words: str, line: str, capsys: pytest.CaptureFixt
     ("prompt", "line"),
     [("", "prompt"), ("secret\udcff", "text_prompt.text: the prompt is not valid UTF-8\n")],
 )
-def test_a_prompt_that_is_none_is_not_repeated(
+def test_an_invalid_prompt_is_not_repeated_in_the_error(
     prompt: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", prompt]) == 2

@@ -85,7 +85,7 @@ def test_each_rate_is_a_run_with_its_own_prompts() -> None:
     assert made[0].targets.itl_s == 0.05
 
 
-def test_a_trace_alone_is_replayed_as_far_as_the_run_goes(trace: Path) -> None:
+def test_a_trace_without_a_rate_is_replayed_for_the_duration_of_the_run(trace: Path) -> None:
     [made] = plans("--trace", trace, "--warm-up-s", 0, "--max-prompt-tokens", 15)
 
     assert made.arrivals is Arrivals.REPLAY
@@ -158,7 +158,7 @@ def test_bad_usage_is_reported_by_its_flag(
     assert message in str(reported.value)
 
 
-def test_a_model_that_hides_its_vocabulary_cannot_be_asked() -> None:
+def test_a_model_without_a_vocabulary_size_is_rejected() -> None:
     with pytest.raises((UsageError, BadSetting), match="vocabulary"):
         plans("--rates", 1, vocab_size=None)
 
@@ -182,7 +182,7 @@ def test_the_table_of_several_loads_fits_a_terminal() -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_json_has_null_for_what_was_not_measured() -> None:
+def test_json_has_null_for_values_that_were_not_measured() -> None:
     made = plan()
     idle = LoadRecorder.of(made)
     run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0, was_sending_at_end=True)])

@@ -218,7 +218,7 @@ def test_requests_beyond_the_concurrency_limit_are_dropped_and_counted() -> None
     assert recorder.num_completed == 69
 
 
-def test_a_server_that_never_answers_does_not_hold_the_run() -> None:
+def test_a_server_that_never_answers_does_not_block_the_run() -> None:
     server = Server(stall=(5.0, 1e9))
 
     async def run() -> tuple[Driver, float]:
@@ -265,7 +265,7 @@ def test_an_internal_error_ends_the_run_and_is_raised() -> None:
         drive(plan(rate_per_s=10.0), Broken())
 
 
-def test_parts_of_processes_make_the_whole() -> None:
+def test_a_load_is_divided_among_processes() -> None:
     made = closed(concurrency=5, max_requests=11, max_in_flight=7)
     parts = [Share.of(made, worker, 3) for worker in range(3)]
 

@@ -45,7 +45,7 @@ def test_percentiles_are_within_a_thousandth() -> None:
     assert histogram.max_s == 1.0
 
 
-def test_what_a_histogram_cannot_hold_is_still_counted() -> None:
+def test_values_beyond_the_range_of_a_histogram_are_counted() -> None:
     histogram = histogram_of(-0.001, 7200.0)
 
     assert len(histogram) == 2
@@ -76,7 +76,7 @@ def test_durations_count_from_when_a_request_was_due() -> None:
     assert recorder.queue.max_s == pytest.approx(0.25)
 
 
-def test_a_message_of_several_tokens_is_one_gap_and_all_of_them_count() -> None:
+def test_a_message_of_several_tokens_is_one_gap_and_counts_all_tokens() -> None:
     recorder = LoadRecorder.of(plan())
     record = recorder.begin(0.0, 0.0, 5)
     record.tokens(1.0, 1)
@@ -117,7 +117,7 @@ def test_a_good_request_meets_ttft_and_nearly_all_gap_targets() -> None:
     assert recorder.num_good == 2
 
 
-def test_an_output_that_is_not_what_was_asked_for_is_reported() -> None:
+def test_an_output_of_an_unexpected_length_or_end_is_reported() -> None:
     recorder = LoadRecorder.of(plan())
     for num_sent, reason in (
         (2, FinishReason.LENGTH),

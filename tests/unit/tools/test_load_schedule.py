@@ -46,7 +46,7 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() ->
     assert due == sorted(due)
 
 
-def test_a_seed_gives_the_same_load_again_and_another_one_another() -> None:
+def test_a_seed_determines_the_load() -> None:
     def load(seed: int) -> list[Any]:
         lengths = UniformLength(min_tokens=1, max_tokens=50)
         made = plan(arrivals=Arrivals.POISSON, rate_per_s=10.0, seed=seed, prompt_tokens=lengths)
@@ -67,7 +67,7 @@ def test_processes_together_send_exactly_the_schedule(num_workers: int) -> None:
     assert sum(part_of(100, n, num_workers) for n in range(num_workers)) == 100
 
 
-def test_a_bound_on_requests_counts_those_after_the_warm_up() -> None:
+def test_a_limit_of_requests_counts_those_after_the_warm_up() -> None:
     due = [r.at_s for r in planned_requests(plan(rate_per_s=2.0, warm_up_s=1.0, max_requests=3))]
 
     assert due == [0.0, 0.5, 1.0, 1.5, 2.0]

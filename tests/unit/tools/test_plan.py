@@ -95,7 +95,7 @@ def test_the_limits_name_the_numbers_that_were_simulated(step_s: float, start: s
     assert plan_lines(plan)[-1].startswith(start)
 
 
-def test_what_an_idle_replica_misses_is_not_simulated(tmp_path: Path) -> None:
+def test_targets_that_an_idle_replica_misses_are_not_simulated(tmp_path: Path) -> None:
     tried: list[str] = []
     search = PlanSearch(max_replicas=8, num_curve_requests=30)
     candidates = [candidate("slow", 2.0), candidate("fast", 0.1)]
@@ -138,7 +138,7 @@ def test_the_callback_receives_every_simulation() -> None:
     assert running == {"s, 2 replicas"}
 
 
-def test_the_guess_counts_work_and_nothing_is_concluded_from_it() -> None:
+def test_the_first_number_of_replicas_is_estimated_from_the_work() -> None:
     assert guessed_replicas(WINDOW, candidate("slow").replica) == 4
     assert guessed_replicas(WINDOW, candidate("idle", 0.0).replica) == 1
 

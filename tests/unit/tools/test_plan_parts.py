@@ -44,7 +44,7 @@ class Holds:
 
 @pytest.mark.parametrize("first_guess", [1, 2, 7, 30, 64, 100])
 @pytest.mark.parametrize("answer", [1, 2, 6, 7, 8, 33, 63, 64])
-def test_the_least_that_holds_is_found_and_its_neighbour_was_tried(
+def test_the_least_number_that_holds_is_found_and_the_one_below_was_tried(
     answer: int, first_guess: int
 ) -> None:
     meets = Holds(or_from=answer)
@@ -71,7 +71,7 @@ def test_none_when_the_most_fails() -> None:
     assert 9 in meets.asked
 
 
-def test_what_is_not_monotone_still_ends_at_one_that_failed_and_one_that_held() -> None:
+def test_a_predicate_that_is_not_monotone_ends_the_search_at_a_boundary() -> None:
     meets = Holds(3, 4, 8, 9, or_from=12)
 
     found = least_replicas(meets, first_guess=6, max_replicas=16)
@@ -117,7 +117,7 @@ def run_of(trace: list[TraceRequest], target: PlanTarget, **fields: Any) -> Any:
     return simulate_cluster(trace, ClusterConfig(replica=config, num_replicas=1))
 
 
-def test_one_in_a_hundred_may_be_late() -> None:
+def test_one_request_in_a_hundred_may_be_late() -> None:
     # A step of 1.8 s for each; the long prompt takes 1 s + 10 s.
     trace = [asks(20.0 * i) for i in range(99)] + [asks(2000.0, num_prompt=100)]
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.0)
@@ -215,7 +215,7 @@ def test_a_run_that_counted_against_another_target_is_rejected() -> None:
     "fields",
     [{"ttft_p99_s": 0.0}, {"itl_p99_s": math.inf}, {"good_share": 0.0}, {"good_share": 1.1}],
 )
-def test_targets_that_make_no_sense_are_named(fields: dict[str, float]) -> None:
+def test_invalid_targets_are_named(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         PlanTarget(**{"ttft_p99_s": 1.0, "itl_p99_s": 1.0, **fields})
 
@@ -281,6 +281,6 @@ def test_a_candidate_is_the_base_with_its_own_changes() -> None:
         ([{"name": "a", "scheduler": {}}], "directly into the candidate"),
     ],
 )
-def test_what_is_off_in_a_candidate_is_named(data: object, message: str) -> None:
+def test_an_invalid_setting_of_a_candidate_is_named(data: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         candidates_from_json(data, BASE)

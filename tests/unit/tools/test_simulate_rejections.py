@@ -82,7 +82,7 @@ def test_a_broken_compressed_trace_is_not_of_its_format(
     ],
     ids=["nested", "huge", "bytes"],
 )
-def test_a_file_of_steps_that_is_none(
+def test_an_invalid_file_of_steps_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, message: str
 ) -> None:
     steps = tmp_path / "steps"
@@ -160,7 +160,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_a_flag_that_is_off_is_named(
+def test_an_invalid_flag_is_named(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert message in rejection(capsys, "simulate", *SMALL, *arguments)
@@ -182,7 +182,7 @@ def test_a_flag_that_is_off_is_named(
     ],
     ids=lambda value: value[:44],
 )
-def test_a_field_of_made_up_traffic_is_named(
+def test_an_invalid_field_of_synthetic_traffic_is_named(
     capsys: pytest.CaptureFixture[str], synthetic: str, message: str
 ) -> None:
     printed = rejection(capsys, "simulate", "--synthetic", synthetic)
@@ -214,7 +214,7 @@ def test_a_field_of_made_up_traffic_is_named(
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_a_flag_of_a_plan_that_is_off_is_named(
+def test_an_invalid_flag_of_a_plan_is_named(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert message in rejection(capsys, "plan", *SMALL, *TARGET, *arguments)
@@ -252,7 +252,7 @@ def test_arrivals_that_a_low_load_moves_too_far_are_reported(
     assert "--load" in printed
 
 
-def test_what_was_not_measured_is_a_dash(
+def test_values_that_were_not_measured_are_a_dash(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace"
@@ -282,7 +282,7 @@ def test_an_unforeseen_error_is_one_line_and_exit_code_70(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), RecursionError("r")])
-def test_what_this_machine_cannot_hold_is_one_line(
+def test_inputs_beyond_the_resources_of_the_machine_are_one_line(
     capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     def action() -> int:

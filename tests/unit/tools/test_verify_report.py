@@ -61,7 +61,7 @@ def report(*results: CheckResult, **settings: Any) -> Report:
         ([], False),
     ],
 )
-def test_it_passes_if_something_did_and_nothing_failed(
+def test_a_report_passes_if_a_check_passed_and_none_failed(
     outcomes: list[CheckOutcome], is_passed: bool
 ) -> None:
     made = report(*map(result, outcomes))
@@ -71,7 +71,7 @@ def test_it_passes_if_something_did_and_nothing_failed(
     assert summary_lines(made)[-1].startswith("passed" if is_passed else "FAILED")
 
 
-def test_json_holds_everything() -> None:
+def test_the_json_report_contains_all_results() -> None:
     served = StartedService(
         arguments=("--model", "/home/ada/llama", "--executor=trtllm"),
         start_s=61.5,

@@ -86,7 +86,7 @@ async def test_exceptions_become_outcomes(
     assert (result.outcome, result.reason) == (outcome, reason)
 
 
-async def test_a_fault_of_ours_is_not_hidden() -> None:
+async def test_an_internal_error_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await judged(raising(ZeroDivisionError()))
 
@@ -104,7 +104,7 @@ async def test_a_check_that_hangs_fails_and_the_next_one_runs() -> None:
     assert results[0].reason.startswith("not done after")
 
 
-async def test_what_there_is_no_time_for_has_failed() -> None:
+async def test_checks_without_time_left_fail() -> None:
     clock = FakeClock(100.0)
 
     async def slow(_: Subject) -> str:
@@ -129,7 +129,7 @@ async def test_features_that_are_not_offered_are_skipped() -> None:
     assert results[1].reason == "the model does not offer regex"
 
 
-async def test_without_a_model_only_some_checks_make_sense() -> None:
+async def test_without_a_model_only_some_checks_run() -> None:
     results = await judged(
         Check(name="a", run=good), Check(name="b", run=good, needs_model=False), model=None
     )

@@ -149,7 +149,7 @@ def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
     """Log a warning if the model or the KV cache cannot hold the requested context length."""
     if config.max_seq_len is not None and info.max_seq_len < config.max_seq_len:
         logger.warning(
-            "max_seq_len is %d, the model's, not %d as requested",
+            "max_seq_len is %d, the model's limit, not the requested %d",
             info.max_seq_len,
             config.max_seq_len,
         )

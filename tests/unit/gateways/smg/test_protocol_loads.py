@@ -50,7 +50,7 @@ class Harness:
         return self.report.load(INFO).output_tokens_per_s
 
 
-def test_what_is_shown_is_counted_in_tokens() -> None:
+def test_used_blocks_are_reported_in_tokens() -> None:
     load = Harness().report.load(INFO)
 
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (3, 2, 50)

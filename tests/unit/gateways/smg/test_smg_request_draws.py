@@ -1,4 +1,4 @@
-"""Any request of a gateway becomes one of ours, or a rejection that names the field."""
+"""Any request of a gateway becomes a GenerateRequest, or a rejection that names the field."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def judge(message: vllm.GenerateRequest) -> None:
 
 
 @given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=6), given_params=params, id_=st.text())
-def test_every_request_is_ours_or_rejected(
+def test_every_request_is_converted_or_rejected(
     ids: list[int], given_params: dict[str, Any], id_: str
 ) -> None:
     message = vllm.GenerateRequest(request_id=id_)

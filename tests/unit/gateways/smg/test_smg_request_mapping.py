@@ -1,4 +1,4 @@
-"""A gateway's request becomes one of ours: every field of the real contract, and every default."""
+"""A gateway's request becomes a GenerateRequest: every field of its contract, and every default."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_every_option_has_its_place() -> None:
     assert own.output.return_token_ids
 
 
-def test_text_goes_where_text_belongs() -> None:
+def test_a_text_prompt_is_mapped() -> None:
     assert own_request(vllm.GenerateRequest(text="hello")).text_prompt.text == "hello"
 
 

@@ -1,4 +1,4 @@
-"""Our events become a gateway's messages: new text in chunks, and a final message per output."""
+"""Stream events become a gateway's messages: new text in chunks, and a final message per output."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_backlog_is_cut_into_messages_of_bounded_size() -> None:
     assert [len(one.chunk.token_ids) for one in reported] == [256, 256, 88]
 
 
-def test_an_answer_as_a_whole() -> None:
+def test_a_complete_response_is_one_message() -> None:
     encoder = WholeEncoder()
     assert messages(encoder, [ACCEPTED, running(0)], [piece(5), piece(8, index=1)]) == []
 

@@ -49,7 +49,7 @@ def test_the_same_files_make_the_same_bytes(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("bound", ["MAX_FILES", "MAX_BUNDLE_BYTES", "MAX_UNPACKED_BYTES"])
-def test_what_no_gateway_takes_is_rejected(
+def test_archives_beyond_the_limit_of_the_gateway_are_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(worker_info, bound, 1)

@@ -133,7 +133,7 @@ def test_log_probabilities_are_those_of_the_request_and_no_more() -> None:
     assert (updates.logprobs.chosen.tolist(), updates.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
 
 
-def test_what_an_earlier_engine_delivered_comes_first() -> None:
+def test_output_of_an_earlier_engine_comes_first() -> None:
     store = Store()
     key = 1 << FRONT_SHIFT | 1
     history = StepEvents(
@@ -184,7 +184,7 @@ def test_the_streams_unread_for_longest_are_dropped_first() -> None:
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_the_tenant_that_has_most_gives_way(is_read: bool) -> None:
+def test_a_request_of_the_tenant_with_most_bytes_is_dropped(is_read: bool) -> None:
     store = Store(max_bytes=20_000, max_unread=8)
     small = store.begin("small", 1, tenant="small")
     store.kept.detach("small", 1)

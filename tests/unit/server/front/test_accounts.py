@@ -112,14 +112,14 @@ async def test_a_record_does_not_wait_for_a_caller_that_has_gone() -> None:
     assert len(site.log.records) == 3
 
 
-async def test_only_so_many_wait() -> None:
+async def test_the_number_of_waiting_records_is_bounded() -> None:
     site = Site()
     for key in range(1, MAX_WAITING + 3):
         site.close(site.live(key))
     assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
 
 
-async def test_the_first_closing_counts() -> None:
+async def test_only_the_first_close_of_an_account_counts() -> None:
     site = Site()
     account = site.accounts.open("Generate", arrival_s=0.0)
     site.close(account)

@@ -72,7 +72,7 @@ def test_more_outputs_than_the_queue_has_places_are_rejected_for_good(num_waitin
     assert [each.path for each in error.failure.violations] == ["sampling.num_outputs"]
 
 
-def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
+def test_sent_requests_count_until_the_engine_publishes_them() -> None:
     shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     for _ in range(10):
@@ -133,7 +133,7 @@ def test_a_short_queue_is_used_to_its_last_place() -> None:
     assert failure(estimate) is None
 
 
-def test_a_withdrawn_request_makes_room_before_the_engine_shows_it() -> None:
+def test_a_withdrawn_request_frees_its_place_before_the_engine_publishes_it() -> None:
     shown = PublishedBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)

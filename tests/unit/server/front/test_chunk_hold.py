@@ -39,7 +39,7 @@ def text_of(events: list[StreamEvent]) -> str:
     return "".join(event.text if isinstance(event, TokensPiece) else "!" for event in events)
 
 
-def test_the_first_token_goes_at_once_and_the_others_together() -> None:
+def test_the_first_token_is_sent_at_once_and_the_others_together() -> None:
     stream, timers = make()
     assert emit(stream, piece("a")) == "a"
     assert [emit(stream, piece(text)) for text in "bcdef"] == ["", "", "bcd", "", ""]
@@ -121,7 +121,7 @@ async def test_the_end_wakes_a_writer_that_waits_for_more() -> None:
         await taker
 
 
-def test_outputs_are_held_apart() -> None:
+def test_outputs_are_held_separately() -> None:
     stream, timers = make()
     assert emit(stream, piece("a", 0)) == "a"
     assert emit(stream, piece("A", 1)) == "A", "the first token of this output"
@@ -148,7 +148,7 @@ def test_an_output_that_ends_is_not_held_for_the_others() -> None:
 
 
 @pytest.mark.parametrize(("min_tokens", "max_delay_s"), [(1, 5.0), (5, 0.0)])
-def test_limits_that_hold_nothing_back(min_tokens: int, max_delay_s: float) -> None:
+def test_limits_without_a_minimum_hold_no_text(min_tokens: int, max_delay_s: float) -> None:
     stream, timers = make(min_tokens, max_delay_s)
     assert [emit(stream, piece(text)) for text in "abc"] == ["a", "b", "c"]
     assert timers.num_set == 0

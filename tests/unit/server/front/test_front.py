@@ -180,7 +180,7 @@ async def test_deadline_that_has_passed_is_rejected_without_the_engine(text: Mod
     assert port.cancelled == []
 
 
-async def test_engine_that_goes_at_submission_leaves_nothing_behind(
+async def test_an_engine_lost_at_submission_leaves_no_state(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, port = make_front(text, max_replays=0)
@@ -193,7 +193,7 @@ async def test_engine_that_goes_at_submission_leaves_nothing_behind(
     assert len(front.table) == 0
 
 
-async def test_keys_carry_the_front_and_skip_live_ones() -> None:
+async def test_keys_contain_the_front_id_and_skip_live_ones() -> None:
     table = RequestTable(front_id=3, max_live_requests=1)
     first = table.new_keys(2)
     assert [key >> 32 for key in first] == [3, 3]
@@ -201,7 +201,7 @@ async def test_keys_carry_the_front_and_skip_live_ones() -> None:
     assert all(0 < key < 2**63 for key in RequestTable(2**31 - 1, 1).new_keys(3))
 
 
-def test_one_tenant_leaves_room_for_others() -> None:
+def test_one_tenant_cannot_fill_a_front() -> None:
     table = RequestTable(front_id=1, max_live_requests=16)
 
     def add(tenant: str, number: int) -> LiveRequest:
@@ -270,7 +270,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
         "max_output_tokens",
     ],
 )
-def test_config_names_what_is_off(field: str) -> None:
+def test_an_invalid_config_value_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         FrontConfig(**{field: 0})  # type: ignore[arg-type]
 
@@ -282,7 +282,7 @@ def test_config_bounds_between_fields() -> None:
         FrontConfig(max_reader_stall_s=float("nan"))
 
 
-async def test_a_view_follows_its_request(text: ModelText) -> None:
+async def test_a_view_shows_the_current_state_of_its_request(text: ModelText) -> None:
     port = ScriptedPort()
     times = iter(range(100, 200))
     front = Front(

@@ -45,7 +45,7 @@ def test_the_oldest_go_where_there_are_too_many_bytes() -> None:
     assert (len(results), results.num_bytes) == (0, 0)
 
 
-def test_the_tenant_that_has_most_gives_way() -> None:
+def test_a_request_of_the_tenant_with_most_bytes_is_dropped() -> None:
     results = KeptResults(MAX_BYTES)
     results.add(result("small", tenant="small"))
     for number in range(300):

@@ -24,7 +24,7 @@ def states_of(clock: PhaseClock) -> RequestState:
     return clock.state
 
 
-def test_one_output() -> None:
+def test_phases_of_one_output() -> None:
     clock = PhaseClock(10.0)
     assert states_of(clock) == RequestState.PENDING
     assert clock.admit(12.0)
@@ -62,7 +62,7 @@ def test_two_outputs_wait_only_together() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["admit", "leave", "token"]), st.floats(-5, 5)), max_size=30)
 )
-def test_sums_never_shrink_and_make_up_the_whole(steps: list[tuple[str, float]]) -> None:
+def test_phase_times_never_decrease_and_sum_to_the_total(steps: list[tuple[str, float]]) -> None:
     clock = PhaseClock(0.0)
     now_s = latest_s = 0.0
     before = sums(clock)
@@ -128,7 +128,7 @@ def test_a_request_that_took_no_time_has_a_segment_all_the_same() -> None:
     assert clock.segments_until(5.0, num_tokens=0) == (Segment(K.PREPARE, 5.0, 5.0),)
 
 
-def test_what_comes_after_the_end_changes_nothing() -> None:
+def test_events_after_the_end_are_ignored() -> None:
     clock = PhaseClock(0.0)
     clock.submit(1.0)
     clock.stop(2.0)

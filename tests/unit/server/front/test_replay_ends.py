@@ -43,7 +43,7 @@ from support.replay_site import (
         (Urgency(), ErrorReason.ENGINE_DOWN, None),
     ],
 )
-async def test_time_ends_one_that_waits_for_an_engine(
+async def test_a_deadline_fails_a_request_that_waits_for_an_engine(
     text: ModelText, urgency: Urgency, reason: ErrorReason, kind: str | None
 ) -> None:
     site = Site(text, max_replay_wait_s=0.02)
@@ -55,7 +55,7 @@ async def test_time_ends_one_that_waits_for_an_engine(
     assert error.failure.metadata.get("deadline") == kind
 
 
-async def test_a_time_limit_ends_one_well_that_waits_for_an_engine(text: ModelText) -> None:
+async def test_a_time_limit_completes_a_request_that_waits_for_an_engine(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation(urgency=Urgency(time_limit_s=0.02)))
     site.run(first.key)
@@ -82,7 +82,7 @@ async def test_cancel_while_no_engine_is_there(text: ModelText) -> None:
     assert len(site.front.replays) == 0
 
 
-async def test_what_was_cancelled_before_the_death_is_not_replayed(text: ModelText) -> None:
+async def test_requests_cancelled_before_the_death_are_not_replayed(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
@@ -93,7 +93,7 @@ async def test_what_was_cancelled_before_the_death_is_not_replayed(text: ModelTe
     assert finished.outputs[0].reason is FinishReason.CANCELLED
 
 
-async def test_one_that_left_is_not_given_to_the_next_engine(text: ModelText) -> None:
+async def test_a_disconnected_request_is_not_replayed(text: ModelText) -> None:
     site = Site(text)
     request, _ = await site.open(generation())
     other, [second] = await site.open(generation(request_id="other"))
@@ -106,7 +106,7 @@ async def test_one_that_left_is_not_given_to_the_next_engine(text: ModelText) ->
     assert len(site.front.replays) == 0
 
 
-async def test_a_request_outlives_so_many_engines_and_no_more(text: ModelText) -> None:
+async def test_a_request_is_replayed_a_limited_number_of_times(text: ModelText) -> None:
     site = Site(text, max_replays=2)
     request, _ = await site.open(generation())
     for num_replays in (1, 2):
@@ -123,7 +123,7 @@ async def test_without_replays_a_request_ends_with_its_engine(text: ModelText) -
     assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_when_no_engine_will_come_no_request_waits(text: ModelText) -> None:
+async def test_if_no_engine_will_start_no_request_waits(text: ModelText) -> None:
     site = Site(text)
     request, _ = await site.open(generation())
     site.port.go_down()

@@ -23,7 +23,7 @@ async def test_takes_all_that_are_ready_in_one_turn() -> None:
     assert await writer.take() == ["d"]
 
 
-async def test_waking_returns_with_nothing() -> None:
+async def test_waking_returns_an_empty_list() -> None:
     writer: SharedWriter[str] = SharedWriter()
     taker = asyncio.ensure_future(writer.take())
     await asyncio.sleep(0)

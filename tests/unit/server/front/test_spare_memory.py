@@ -47,7 +47,7 @@ def test_after_a_trim_growth_counts_from_the_remaining_memory() -> None:
     assert machine.after(INTERVAL_S, 1)
 
 
-def test_nothing_is_done_where_memory_is_not_known() -> None:
+def test_memory_is_not_trimmed_if_its_size_is_unknown() -> None:
     machine = Machine()
     machine.rss = None
     spare = SpareMemory(lambda: machine.rss, lambda: machine.now_s)

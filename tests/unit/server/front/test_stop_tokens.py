@@ -53,7 +53,7 @@ async def test_the_text_of_a_stop_token_is_not_delivered(
     assert [end.stop_token_id for end in finished.outputs] == num_outputs * [B]
 
 
-async def test_what_a_stop_string_held_back_comes_out_without_the_stop_token(
+async def test_text_held_for_a_stop_string_is_released_without_the_stop_token(
     text: ModelText,
 ) -> None:
     held, stop = (text.tokenizer.decode([token]) for token in (C, B))

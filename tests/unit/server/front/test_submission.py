@@ -72,20 +72,20 @@ def failure(
     return failure.reason, failure.violations[0].path
 
 
-def test_default_max_tokens_is_what_there_is_room_for() -> None:
+def test_default_max_tokens_is_the_rest_of_the_context() -> None:
     assert check_prompt_fits(GENERATION, 10, LIMITS) == 100
     assert check_prompt_fits(GENERATION, 500, LIMITS) == 12
     assert check_prompt_fits(with_stopping(max_tokens=502), 10, LIMITS) == 502
 
 
-def test_what_never_fits_the_context() -> None:
+def test_requests_that_never_fit_the_context_are_rejected() -> None:
     too_long = ErrorReason.PROMPT_TOO_LONG
     assert failure(with_stopping(max_tokens=503), 10) == (too_long, "stopping.max_tokens")
     assert failure(GENERATION, 512) == (too_long, "token_prompt.ids")
     assert failure(GENERATION, 10**6) == (too_long, "token_prompt.ids")
 
 
-def test_a_prompt_longer_than_the_executor_takes() -> None:
+def test_a_prompt_longer_than_the_limit_of_the_executor_is_rejected() -> None:
     limits = Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=20))
     too_long = ErrorReason.PROMPT_TOO_LONG
     assert limits.max_prompt_tokens == 20
@@ -100,7 +100,7 @@ def test_a_prompt_longer_than_the_executor_takes() -> None:
     assert Limits.of(FrontConfig(), small).max_prompt_tokens == 63
 
 
-def test_what_never_fits_the_cache() -> None:
+def test_requests_that_never_fit_the_cache_are_rejected() -> None:
     small = Limits.of(FrontConfig(), replace(INFO, num_blocks=4))
     assert small.max_total_tokens == 64
     exceeds = ErrorReason.EXCEEDS_KV_CACHE
@@ -291,7 +291,7 @@ def test_without_caching_only_outputs_of_one_request_share() -> None:
     assert guessed.block_hashes != first.block_hashes
 
 
-def test_prompt_logprobs_switch_reuse_off() -> None:
+def test_prompt_logprobs_disable_prefix_reuse() -> None:
     wants = structs.replace(GENERATION, output=Output(num_prompt_logprobs=0))
     assert hashed(wants).block_hashes == ()
     assert hashed(structs.replace(wants, sampling=Sampling(num_outputs=2))).block_hashes
@@ -310,7 +310,7 @@ def seeds_of(seed: int, num_outputs: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_outputs", [1, 2, 4])
-def test_the_engine_is_given_the_seeds_that_are_promised(num_outputs: int) -> None:
+def test_the_engine_receives_the_documented_seeds(num_outputs: int) -> None:
     assert seeds_of(7, num_outputs) == SEEDS_OF_7[:num_outputs]
 
 

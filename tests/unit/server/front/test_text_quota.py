@@ -150,7 +150,7 @@ async def test_tokens_of_rejected_prompts_and_of_mere_questions_count(text: Mode
     assert len((await encoded(prompts, "x", is_replay=True)).ids) > 0
 
 
-async def test_all_of_a_conversation_counts_whatever_is_kept_of_it(text: ModelText) -> None:
+async def test_all_text_of_a_conversation_counts_even_if_it_is_cut(text: ModelText) -> None:
     num_tokens = 100 * len(text.tokenizer.encode(WORDS * 40, add_special_tokens=False))
     assert num_tokens > text.tokenizer.min_num_tokens(len(WORDS) * 4000) + 400
     prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts

@@ -95,7 +95,7 @@ async def test_waking_without_events_continues_waiting() -> None:
     assert await taker == []
 
 
-async def test_what_came_before_a_failure_is_delivered_first() -> None:
+async def test_events_before_a_failure_are_delivered_first() -> None:
     stream = TokenStream()
     stream.push(piece("a"))
     stream.fail(FAILURE)
@@ -107,7 +107,7 @@ async def test_what_came_before_a_failure_is_delivered_first() -> None:
         await stream.take()
 
 
-async def test_the_first_end_counts() -> None:
+async def test_only_the_first_end_is_delivered() -> None:
     stream = TokenStream()
     stream.close()
     stream.fail(FAILURE)
@@ -152,7 +152,7 @@ async def test_cut_drops_the_backlog_and_cancels_a_blocked_writer() -> None:
         await stream.take()
 
 
-async def test_a_peer_that_leaves_is_distinguished_from_a_cut() -> None:
+async def test_a_disconnected_peer_is_distinguished_from_a_closed_stream() -> None:
     stream = TokenStream()
     writer = BlockedWriter(stream)
     task = await writer.write()

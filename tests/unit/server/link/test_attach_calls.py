@@ -29,7 +29,7 @@ async def test_one_call_per_stream_is_at_the_engine() -> None:
     assert [answer.ticket for answer in answers] == [frame.ticket for frame in sent]
 
 
-async def test_a_caller_that_is_gone_asks_nothing_more_and_its_answer_still_arrives() -> None:
+async def test_a_cancelled_caller_sends_no_more_calls_and_its_answer_is_still_received() -> None:
     sent: list[Attach] = []
     was_sent = asyncio.Event()
 

@@ -52,7 +52,7 @@ def stored(updates: Iterable[CacheUpdate]) -> list[bytes]:
     ]
 
 
-def test_a_snapshot_comes_in_parts_and_changes_after_it() -> None:
+def test_a_snapshot_is_sent_in_parts_and_changes_follow() -> None:
     cache_index = CacheIndex(BLOCK)
     num_blocks = 5 * BLOCKS_PER_PART + 1
     digests = named(cache_index, num_blocks)
@@ -127,7 +127,7 @@ def test_a_front_that_unsubscribes_or_disconnects_receives_no_more() -> None:
     assert [front_id for front_id, _ in feeds.take()] == [3]
 
 
-def test_what_a_front_may_not_do() -> None:
+def test_invalid_frames_of_a_front_are_rejected() -> None:
     with pytest.raises(LinkError, match="not published"):
         CacheFeeds(None).follow(1, FOLLOW)
     feeds = CacheFeeds(CacheIndex(BLOCK))
@@ -179,7 +179,7 @@ def engine(*, publishes_cache: bool) -> EngineHello:
     return msgspec.structs.replace(hello(), publishes_cache=publishes_cache)
 
 
-def test_cache_feeds_ask_every_engine_again_and_report_losses() -> None:
+def test_cache_feeds_subscribe_to_every_new_engine_and_report_losses() -> None:
     line, received = Line(), list[CacheUpdate | None]()
     subscriber = CacheSubscriber(line.write)
     stop = subscriber.follow(SALT, received.append)

@@ -64,13 +64,15 @@ def test_every_frame_survives_a_round_trip(frame: Frame) -> None:
 
 
 @given(drawn(ObserverFrame))
-def test_every_frame_to_and_from_the_observer_survives(frame: ObserverFrame) -> None:
+def test_every_frame_to_and_from_the_observer_survives_a_round_trip(frame: ObserverFrame) -> None:
     (body,) = FrameBuffer().feed(observer_frames.encode(frame))
     assert observer_frames.decode(body) == frame
 
 
 @given(drawn(FromChild), drawn(ToChild))
-def test_every_frame_between_supervisor_and_child_survives(up: FromChild, down: ToChild) -> None:
+def test_every_frame_between_supervisor_and_child_survives_a_round_trip(
+    up: FromChild, down: ToChild
+) -> None:
     (above,), (below,) = (
         FrameBuffer().feed(data) for data in (FROM_CHILD.encode(up), TO_CHILD.encode(down))
     )
@@ -78,7 +80,7 @@ def test_every_frame_between_supervisor_and_child_survives(up: FromChild, down: 
 
 
 @given(st.lists(FRAMES, max_size=4), st.randoms(use_true_random=False))
-def test_frames_are_found_however_the_bytes_are_cut(frames: list[Frame], random: Any) -> None:
+def test_frames_are_read_from_any_split_of_the_bytes(frames: list[Frame], random: Any) -> None:
     data = b"".join(map(encode, frames))
     buffer = FrameBuffer()
     found: list[Frame] = []
@@ -161,7 +163,7 @@ def small_spec(key: int = 1, **options: Any) -> RequestSpec:
     return RequestSpec(key=key, request_id="r", **given)
 
 
-def test_what_outputs_share_travels_once() -> None:
+def test_fields_that_outputs_share_are_encoded_once() -> None:
     prompt = np.arange(10_000, dtype=np.int32)
     schema = Constraint(kind=ConstraintKind.JSON_SCHEMA, texts=('{"a": "' + "x" * 40_000 + '"}',))
     shared: dict[str, Any] = {
@@ -187,7 +189,7 @@ class ReadHashes(tuple[bytes, ...]):
         return super().__iter__()
 
 
-def test_what_outputs_share_is_checked_once() -> None:
+def test_fields_that_outputs_share_are_checked_once() -> None:
     hashes = ReadHashes([bytes(DIGEST_BYTES)] * 3)
     leader = small_spec(1, block_hashes=hashes)
     others = (replace(leader, key=key, leader_key=1, output_index=key - 1) for key in range(2, 17))
@@ -242,7 +244,7 @@ def test_a_change_or_an_end_of_no_kind_is_rejected(rows: tuple[Any, Any]) -> Non
         decode(body)
 
 
-def test_what_is_for_the_engines_log_does_not_travel() -> None:
+def test_details_for_the_engines_log_are_not_sent() -> None:
     end = Failed(key=1, at_s=0.0, reason=FailureReason.EXECUTOR_REQUEST_FAILED)
     logged = replace(end, request_id="r", trace_id=b"t" * 16, detail="secret")
     events = there_and_back(StepEvents(step=1, at_s=0.0, ends=(logged,)))
@@ -250,7 +252,7 @@ def test_what_is_for_the_engines_log_does_not_travel() -> None:
     assert events.ends == (end,)
 
 
-def test_numbers_of_numpy_travel_as_numbers() -> None:
+def test_numpy_numbers_are_encoded_as_numbers() -> None:
     number: Any = np.int64(1)
     end = Failed(key=number, at_s=np.float64(2.5), reason=FailureReason.QUEUE_FULL)
     tokens: Any = np.array([7], dtype=np.int64)

@@ -178,7 +178,7 @@ async def test_orders_reach_their_front(harness: Harness) -> None:
         await receiver.command(1, Profile(seconds=1.0), 0.0)
 
 
-async def test_what_fronts_sent_before_they_ended_is_received(harness: Harness) -> None:
+async def test_reports_sent_before_a_front_ended_are_received(harness: Harness) -> None:
     front = await harness.known_front(1)
     front.send(Records(payloads=(encode_record(request_record()),) * 100))
     front.socket.close()

@@ -32,7 +32,7 @@ class Ticks:
         return self.heartbeats[-1]
 
 
-async def test_the_first_heartbeat_comes_at_once_and_the_last_at_the_end() -> None:
+async def test_heartbeats_are_sent_at_the_start_and_at_the_end() -> None:
     ticks = Ticks()
     timer = HeartbeatTimer(ticks.heartbeat, ticks.clock)
     timer.start()

@@ -26,7 +26,7 @@ RECORDS: st.SearchStrategy[RequestRecord] = drawn(RequestRecord)
 
 
 @given(RECORDS)
-def test_what_is_read_is_what_was_written(record: RequestRecord) -> None:
+def test_a_record_is_decoded_as_it_was_encoded(record: RequestRecord) -> None:
     assert decode_record(encode_record(record)) == record
 
 
@@ -93,7 +93,7 @@ def test_a_number_is_given_once() -> None:
         recorder.note(request_record(0))
 
 
-def test_a_record_that_cannot_be_made_counts_and_is_missed() -> None:
+def test_a_record_that_cannot_be_created_is_counted_as_missing() -> None:
     offered: list[bytes] = []
 
     def take(data: bytes) -> bool:

@@ -95,7 +95,7 @@ def test_parsing_never_raises(value: str | bytes, state: str | bytes) -> None:
         ("a=" + "x" * 400 + ",b=" + "y" * 200, "a=" + "x" * 400),
     ],
 )
-def test_the_state_is_handed_on_in_whole_members(state: str, kept: str) -> None:
+def test_the_tracestate_is_truncated_at_whole_members(state: str, kept: str) -> None:
     parent = parse_traceparent(GOOD, state)
     assert parent is not None
     assert parent.trace_state == kept

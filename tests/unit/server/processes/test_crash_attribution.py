@@ -73,7 +73,7 @@ def test_all_running_requests_of_a_broken_engine_get_probation() -> None:
     assert judged(own(1, 2, 3)) == ({1, 2, 3}, set())
 
 
-def test_a_kill_from_outside_counts_from_the_second_on() -> None:
+def test_external_kills_count_from_the_second_on() -> None:
     assert judged(from_outside(1, 2)) == (set(), set())
     assert judged(from_outside(1, 2), from_outside(2, 3)) == ({2}, set())
 
@@ -121,7 +121,7 @@ def test_a_request_suspected_again_has_a_longer_probation() -> None:
     assert numbers == [{2}, {16}, {128}, {128}]
 
 
-def test_deaths_of_long_ago_are_forgotten() -> None:
+def test_old_deaths_are_forgotten() -> None:
     clock = Clock()
     autopsy = CrashAttribution(clock)
     autopsy.note(own(1))
@@ -130,7 +130,7 @@ def test_deaths_of_long_ago_are_forgotten() -> None:
     assert [suspect.key for suspect in autopsy.suspects()] == [2]
 
 
-def test_the_account_is_bounded_and_the_newest_stay() -> None:
+def test_the_number_of_suspects_is_bounded_and_the_newest_are_kept() -> None:
     autopsy = CrashAttribution(Clock())
     for first in range(1, 10_001, 1000):
         autopsy.note(own(*range(first, first + 1000)))

@@ -100,7 +100,7 @@ async def test_own_children_are_kept_and_adopted_processes_are_ended(table: Tabl
     assert list(table.children) == [10]
 
 
-async def test_an_ended_child_of_ours_is_left_to_its_waiter(table: Table) -> None:
+async def test_an_ended_child_of_this_process_is_not_reaped(table: Table) -> None:
     harness = adopting()
     await harness.start(spawning(10, table))
     table.add(10, has_ended=True)

@@ -63,7 +63,7 @@ async def test_a_process_with_an_expected_exit_does_not_count_as_lost() -> None:
     assert processes.all == ()
 
 
-async def test_a_front_that_cannot_be_followed_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_front_without_a_replacement_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     processes, old = ServiceProcesses(), place()
     fronts = [old]
     engine = EngineSupervision(nowhere, orphans=Orphans(), flight=FlightMemory(FlightConfig()))

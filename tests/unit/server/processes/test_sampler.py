@@ -17,7 +17,7 @@ def innermost_wait(begun: threading.Event, end: threading.Event) -> None:
     end.wait(60)
 
 
-def test_a_thread_is_found_where_it_stands_and_the_time_adds_up() -> None:
+def test_samples_contain_the_frames_of_a_thread_and_sum_to_the_duration() -> None:
     begun, end = threading.Event(), threading.Event()
     secret = "canary-in-a-local"
     thread = threading.Thread(target=innermost_wait, args=(begun, end), name="worker")
@@ -43,12 +43,12 @@ def test_a_thread_is_found_where_it_stands_and_the_time_adds_up() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 61.0, float("nan"), float("inf")])
-def test_how_long_is_bounded(seconds: float) -> None:
+def test_the_duration_of_a_profile_is_bounded(seconds: float) -> None:
     with pytest.raises(ValueError, match="seconds must be above 0 and at most 60"):
         sample("engine", seconds)
 
 
-def test_one_profile_at_a_time_and_bad_orders_are_answered() -> None:
+def test_one_profile_runs_at_a_time_and_invalid_commands_are_rejected() -> None:
     orders = CommandRunner("engine")
     answered = threading.Event()
     answers: list[CommandResult] = []

@@ -114,7 +114,7 @@ async def test_bugs_become_internal_without_their_text(caplog: pytest.LogCapture
     assert "canary" not in caplog.text
 
 
-async def test_cancellation_goes_through(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cancellation_is_not_converted(caplog: pytest.LogCaptureFixture) -> None:
     context = FakeContext()
     _, num_bugs = await call_with(asyncio.CancelledError(), context)
     assert (context.aborts, num_bugs) == ([], 0)
@@ -174,7 +174,7 @@ DEADLINE = Outcome(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "DEADLINE_EXCEEDE
         (0.1, 0.008, DEADLINE),
     ],
 )
-def test_a_deadline_or_a_client_that_left(
+def test_a_deadline_is_distinguished_from_a_disconnected_client(
     timeout_s: float, remaining_s: float | None, outcome: Outcome
 ) -> None:
     assert outcome_of_failure(account(timeout_s), clock(remaining_s)) == outcome

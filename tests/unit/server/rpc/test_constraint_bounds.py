@@ -136,7 +136,7 @@ def test_valid_references_and_characters_are_accepted(edit: Edit) -> None:
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), TOO_LARGE)
-def test_what_would_be_too_large_for_a_compiler_is_rejected(
+def test_constraints_too_large_for_a_compiler_are_rejected(
     edit: Edit, path: str, words: str
 ) -> None:
     (violation,) = violations(edit).items()
@@ -161,7 +161,7 @@ def test_what_would_be_too_large_for_a_compiler_is_rejected(
         document({"allOf": [{"pattern": "a{9999}"}, {"pattern": "{2}"}]}),
     ],
 )
-def test_what_fits_is_taken(edit: Edit) -> None:
+def test_constraints_within_the_limits_are_accepted(edit: Edit) -> None:
     assert violations(edit) == {}
 
 

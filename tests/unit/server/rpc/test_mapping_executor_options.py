@@ -81,7 +81,7 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
 @pytest.mark.parametrize(
     ("edit", "path"), [pytest.param(edit, path, id=name) for name, edit, path in OFF_BY_RANGE]
 )
-def test_what_is_off_is_named(edit: Edit, path: str) -> None:
+def test_an_invalid_value_is_named(edit: Edit, path: str) -> None:
     with rejected(ErrorReason.INVALID_ARGUMENT) as caught:
         read(edited(edit))
     assert [violation.path for violation in caught.value.failure.violations] == [path]

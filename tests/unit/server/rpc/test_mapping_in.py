@@ -132,7 +132,7 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
 @pytest.mark.parametrize(
     ("edit", "path"), [pytest.param(edit, path, id=name) for name, edit, path in OFF_BY_RANGE]
 )
-def test_what_is_out_of_range_is_named(edit: Edit, path: str) -> None:
+def test_a_value_out_of_range_is_named(edit: Edit, path: str) -> None:
     assert violations(edited(edit)) == [path]
 
 
@@ -227,7 +227,7 @@ def test_temperature_too_small_to_divide_by_is_greedy() -> None:
     assert read(edited(put("sampling", "temperature", 1e-30))).sampling.params.temperature == 0
 
 
-def test_top_k_of_the_whole_vocabulary_is_off() -> None:
+def test_top_k_of_the_whole_vocabulary_is_disabled() -> None:
     assert read(edited(put("sampling", "top_k", 600))).sampling.params.top_k == 0
     assert read(edited(put("sampling", "top_k", 599))).sampling.params.top_k == 599
 
@@ -276,7 +276,7 @@ def test_a_misspelt_model_is_answered_with_the_nearest_one() -> None:
         (put("output", "prompt_logprobs", 0), Feature.PROMPT_LOGPROBS),
     ],
 )
-def test_what_the_executor_lacks_is_rejected(edit: Edit, feature: Feature) -> None:
+def test_features_that_the_executor_lacks_are_rejected(edit: Edit, feature: Feature) -> None:
     limits = replace(LIMITS, features=INFO.features - {feature})
     with rejected(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(edit), limits)

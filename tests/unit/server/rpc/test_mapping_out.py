@@ -69,7 +69,7 @@ def piece(text: str, index: int = 0, *records: events.TokenRecord) -> events.Tok
     return events.TokensPiece(index, text, 1, records)
 
 
-def test_a_write_carries_everything_since_the_last_one() -> None:
+def test_a_write_contains_all_events_since_the_last_one() -> None:
     messages = encode([ACCEPTED], [piece("a")], [piece("b"), piece("c"), piece("d"), FINISHED])
     assert [message.sequence for message in messages] == [0, 1, 2, 3]
     assert [message.WhichOneof("event") for message in messages] == [
@@ -87,7 +87,7 @@ def test_outputs_are_distinguished() -> None:
     assert {(m.tokens.output_index, m.tokens.text) for m in messages} == {(0, "ab"), (1, "x")}
 
 
-def test_all_fields_of_the_end() -> None:
+def test_all_fields_of_the_finished_event_are_set() -> None:
     (message,) = encode([FINISHED])
     end = message.finished
     assert [out.WhichOneof("matched_stop") for out in end.outputs] == [
@@ -162,7 +162,7 @@ def test_records_carry_logprobs_only_when_known() -> None:
     ),
     cuts=st.sets(st.integers(0, 80), max_size=5),
 )
-def test_nothing_is_lost_doubled_or_too_large(
+def test_no_event_is_lost_or_repeated_and_no_message_too_large(
     pieces: list[tuple[int, str, int]], cuts: set[int]
 ) -> None:
     batches: list[list[events.StreamEvent]] = [[]]
@@ -183,7 +183,7 @@ def test_nothing_is_lost_doubled_or_too_large(
     assert all(m.ByteSize() <= 1100 for m in messages)
 
 
-def test_long_prompt_comes_in_pieces() -> None:
+def test_a_long_prompt_is_sent_in_parts() -> None:
     text = "é日" * 2000
     records = tuple(events.TokenRecord(i) for i in range(500))
     messages = encode([events.PromptPiece(text=text, records=records)])
@@ -206,7 +206,7 @@ def test_records_of_ids_without_logprobs_equal_single_records(num: int) -> None:
     assert [record.token_id for some in records for record in some] == ids
 
 
-def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
+def test_a_response_with_long_records_is_encoded_in_parts() -> None:
     """No part takes long, and together they are the whole response."""
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     collected: list[events.StreamEvent] = [ACCEPTED, events.PromptPiece(text="pro")]
@@ -268,7 +268,7 @@ def test_rows_of_a_prompt_come_in_parts_and_once() -> None:
     assert echo.is_delivered
 
 
-def test_whole_answer_in_one_message() -> None:
+def test_a_complete_response_is_one_message() -> None:
     response = once([ACCEPTED, events.PromptPiece(text="p"), piece("a"), piece("b"), FINISHED])
     assert response.accepted.seed == 2**64 - 1
     assert response.prompt.text == "p"

@@ -282,7 +282,7 @@ async def test_an_output_that_ends_is_not_held_for_the_others(text: ModelText) -
         assert "finished" not in call.wire.kinds(1)
 
 
-async def test_chunk_limits_hold_here_too(text: ModelText) -> None:
+async def test_chunk_limits_apply_to_multiplex_calls(text: ModelText) -> None:
     async with played_call(text) as call:
 
         def large(message: pb.GenerateRequest) -> None:

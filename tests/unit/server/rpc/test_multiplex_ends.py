@@ -166,7 +166,7 @@ async def test_a_reader_that_stalls_is_cut_with_all_its_requests(
         assert "blocked for 5.1 s" in caplog.text
 
 
-async def test_an_end_for_which_no_credit_comes_is_cut(text: ModelText) -> None:
+async def test_a_request_whose_end_gets_no_credit_is_closed(text: ModelText) -> None:
     now_s = 1000.0
     config = FrontConfig(max_reader_stall_s=5.0)
     async with played_call(text, config, clock=lambda: now_s) as call:
@@ -253,7 +253,7 @@ async def test_a_drain_rejects_and_ends_the_call_with_its_last_request(text: Mod
         assert call.wire.kinds(1)[-1] == "finished"
 
 
-async def test_an_idle_call_does_not_hold_a_drain_up(text: ModelText) -> None:
+async def test_an_idle_call_does_not_delay_a_drain(text: ModelText) -> None:
     async with played_call(text) as call:
         await call.settle()
         call.front.begin_drain()
@@ -261,7 +261,7 @@ async def test_an_idle_call_does_not_hold_a_drain_up(text: ModelText) -> None:
         assert error.reason is ErrorReason.DRAINING
 
 
-async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: ModelText) -> None:
+async def test_a_lost_engine_ends_each_request_and_not_the_call(text: ModelText) -> None:
     # On a busy machine the engine is lost later than the usual delay.
     config = FrontConfig(max_replays=0, acceptance_delay_s=PATIENCE_S)
     async with played_call(text, config) as call:
@@ -323,7 +323,7 @@ async def test_an_internal_error_ends_only_one_request(
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-async def test_a_client_that_leaves_with_its_last_event(
+async def test_a_client_that_disconnects_with_its_last_event(
     text: ModelText, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     codes: list[int] = []

@@ -126,7 +126,7 @@ def test_any_message_of_too_many_fields_is_rejected_by_its_path(
     assert [violation.path for violation in caught.value.failure.violations] == [path]
 
 
-def test_a_message_that_breaks_off_after_too_many_fields_is_rejected_all_the_same() -> None:
+def test_a_truncated_message_with_too_many_fields_is_rejected() -> None:
     message = GenerateRequest()
     message.stopping.stop_strings.extend([""] * 70_000)
     with pytest.raises(RequestError) as caught:

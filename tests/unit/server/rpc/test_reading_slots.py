@@ -51,7 +51,7 @@ def must_yield(slots: list[ReadingSlot]) -> list[bool]:
     return [isinstance(s.deadline, FakeDeadline) and s.deadline.at_s is not None for s in slots]
 
 
-async def test_one_caller_gets_its_share_and_leaves_the_rest() -> None:
+async def test_one_caller_gets_no_more_than_its_share_of_slots() -> None:
     harness = Harness()
     slots = await harness.held("a", "a")
     waiting = await harness.waiting("a")
@@ -91,7 +91,7 @@ async def test_only_slots_that_other_calls_wait_for_get_a_read_deadline() -> Non
     await waiting
 
 
-async def test_what_has_arrived_has_no_read_deadline() -> None:
+async def test_a_message_that_has_arrived_has_no_read_deadline() -> None:
     harness = Harness()
     slots = await harness.held("a", "a")
     harness.slots.note_arrival(slots[0])

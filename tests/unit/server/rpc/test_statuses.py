@@ -293,7 +293,9 @@ def test_requests_rejected_together_have_different_retry_times() -> None:
 @pytest.mark.parametrize(
     ("delay_s", "reported_ms"), [(0.0, "1"), (0.0126, "13"), (1e9, str(2**31 - 1))]
 )
-def test_a_retry_time_is_what_a_channel_takes(delay_s: float, reported_ms: str) -> None:
+def test_a_retry_time_is_sent_in_milliseconds_within_32_bits(
+    delay_s: float, reported_ms: str
+) -> None:
     failure = Failure(reason=ErrorReason.QUEUE_FULL)
     assert (
         dict(abort_of(failure, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"]

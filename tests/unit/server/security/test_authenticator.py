@@ -249,7 +249,7 @@ def test_the_cache_of_verified_tokens_is_bounded(
     assert {harness.tenant(token) for token in tokens} == {"acme"}
 
 
-def test_a_new_policy_holds_at_once_and_a_broken_one_never(
+def test_a_new_policy_applies_at_once_and_an_invalid_one_never(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -275,7 +275,7 @@ def test_a_new_policy_holds_at_once_and_a_broken_one_never(
     assert harness.is_unknown("new-token")
 
 
-def test_new_keys_hold_at_once_and_forget_what_old_ones_signed(harness: Harness) -> None:
+def test_new_keys_apply_at_once_and_invalidate_cached_tokens_of_old_ones(harness: Harness) -> None:
     old = harness.token()
     assert harness.tenant(old) == "acme"
     replace_file(harness.issuer.jwks_file, b"{")

@@ -78,7 +78,7 @@ def test_credentials_open_the_network_and_plain_text_is_warned_of(
     check_launches(config)
 
 
-def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> None:
+def test_client_certificates_secure_only_the_ports_that_require_them(premises: Premises) -> None:
     mutual = (
         *("--tls-cert", premises.cert_file, "--tls-key", premises.key_file),
         *("--tls-client-ca", premises.clients.ca_file),

@@ -79,7 +79,7 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
         (policy_of(0), "tenants.acme.max_num_live"),
     ],
 )
-def test_what_fronts_reject_changes_nothing_in_the_engine(
+def test_a_policy_that_fronts_reject_does_not_change_the_engine(
     harness: Harness, caplog: pytest.LogCaptureFixture, text: str, why: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -98,7 +98,7 @@ def test_what_fronts_reject_changes_nothing_in_the_engine(
     assert messages(caplog, logging.INFO) == ["a new policy is in force, with 1 tenants"] * 2
 
 
-def test_a_rejected_policy_holds_once_its_key_set_is_there(harness: Harness) -> None:
+def test_a_rejected_policy_applies_once_its_key_set_exists(harness: Harness) -> None:
     replace_file(harness.file, policy_of(1, "late.json"))
     harness.poll()
     assert harness.limits == (7, 7)
@@ -107,7 +107,7 @@ def test_a_rejected_policy_holds_once_its_key_set_is_there(harness: Harness) -> 
     assert harness.limits == (1, 1)
 
 
-def test_a_rejected_policy_that_is_taken_back_is_forgotten(harness: Harness) -> None:
+def test_a_rejected_policy_that_is_reverted_is_forgotten(harness: Harness) -> None:
     replace_file(harness.file, policy_of(1, "late.json"))
     harness.poll()
     replace_file(harness.file, policy_of(7))

@@ -51,7 +51,7 @@ def parsed(text: str) -> Policy:
     return parse_policy(text, FOLDER)
 
 
-def test_a_whole_policy_is_read() -> None:
+def test_a_complete_policy_is_read() -> None:
     policy = parsed(WHOLE)
     acme = policy.of("acme")
     assert acme.rights == {Right.GENERATE, Right.MODELS}, "of the defaults"
@@ -174,7 +174,7 @@ def test_unset_limits_have_modest_defaults() -> None:
         ),
     ],
 )
-def test_what_is_off_is_rejected_by_its_place(text: str, wanted: str) -> None:
+def test_an_invalid_policy_is_rejected_with_the_place_of_the_error(text: str, wanted: str) -> None:
     with pytest.raises(BadPolicy) as caught:
         parsed(text)
     assert str(caught.value).startswith(wanted)
@@ -190,7 +190,7 @@ def test_a_token_that_was_put_in_place_of_its_hash_is_not_shown(tokens: str) -> 
     assert "hunter2" not in str(caught.value)
 
 
-def test_the_documented_policy_is_one() -> None:
+def test_the_documented_policy_is_valid() -> None:
     page = (Path(__file__).parents[4] / "docs" / "security.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     policy = parsed(example)

@@ -41,7 +41,7 @@ def test_end_ids_come_from_generation_config_and_the_tokenizer(tmp_path: Path) -
     assert ModelFiles.load(folder).eos_ids == (end,)
 
 
-def test_nested_text_config_counts(tmp_path: Path) -> None:
+def test_the_nested_text_config_is_read(tmp_path: Path) -> None:
     config = {"text_config": {"vocab_size": 2000}}
     files = ModelFiles.load(write_model_folder(tmp_path, config=config))
     assert files.vocab_size == 2000

@@ -56,7 +56,7 @@ CUTTABLE: dict[str, Callable[[], Tokenizer]] = {
 
 @pytest.mark.parametrize("name", CUTTABLE)
 @given(text=TEXTS)
-def test_the_slices_have_the_tokens_of_the_whole(name: str, text: str) -> None:
+def test_the_slices_have_the_tokens_of_the_whole_text(name: str, text: str) -> None:
     tokenizer = CUTTABLE[name]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_cuts, "SLICE_CHARS", 1)

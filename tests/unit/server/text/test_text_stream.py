@@ -40,7 +40,7 @@ def push_each(stream: TextStream, ids: list[int]) -> list[TextDelta]:
     return [stream.push([token_id]) for token_id in ids]
 
 
-def test_each_token_brings_the_text_it_completes(model: ModelText) -> None:
+def test_each_token_returns_the_text_that_it_completes(model: ModelText) -> None:
     stream = model.new_stream()
     deltas = push_each(stream, letters("aé🎭b"))
     assert [delta.text for delta in deltas] == ["a", "", "é", "", "", "", "🎭", "b"]
@@ -68,7 +68,7 @@ def test_an_incomplete_character_is_replaced_at_the_end(model: ModelText) -> Non
     assert stream.push(letters("b")) == NOTHING
 
 
-def test_special_tokens_count_and_give_no_text(model: ModelText) -> None:
+def test_special_tokens_are_counted_and_have_no_text(model: ModelText) -> None:
     stream = model.new_stream(stops=StopStrings(["</s>"]))
     end = VOCABULARY["</s>"]
     assert stream.push([*letters("a"), end]) == TextDelta(text="a", num_tokens=2)
@@ -128,7 +128,7 @@ def test_a_stop_may_be_completed_by_the_replacement_at_the_end(model: ModelText)
     stops=st.lists(st.text(alphabet="ab é🎭", min_size=1, max_size=4), max_size=3),
     cuts=st.lists(st.integers(1, 6), max_size=30),
 )
-def test_result_depends_on_the_tokens_alone(
+def test_the_text_depends_only_on_the_tokens(
     model: ModelText, text: str, stops: list[str], cuts: list[int]
 ) -> None:
     ids = letters(text)
@@ -168,7 +168,7 @@ def test_stop_strings_must_not_be_empty() -> None:
             StopStrings(strings)
 
 
-def test_a_stop_token_counts_and_has_no_text(model: ModelText) -> None:
+def test_a_stop_token_is_counted_and_has_no_text(model: ModelText) -> None:
     a, b, c = letters("abc")
     stop = frozenset((c,))
     one_by_one = model.new_stream(stop_ids=stop)

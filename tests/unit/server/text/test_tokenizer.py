@@ -164,7 +164,9 @@ def test_control_tokens_made_by_normalisation_are_rejected(tmp_path: Path) -> No
     assert tokenizer.decode(tokenizer.encode("[end]").tolist()) == "[end]"
 
 
-def test_beginning_of_sequence_is_added_where_only_the_settings_ask_for_it(tmp_path: Path) -> None:
+def test_beginning_of_sequence_is_added_if_only_the_tokenizer_settings_request_it(
+    tmp_path: Path,
+) -> None:
     library = metaspace()
     tokenizer = load(tmp_path, library, settings={"add_bos_token": True})
     ids = tokenizer.encode("mercy").tolist()

@@ -115,7 +115,7 @@ async def test_a_tenant_has_an_allowance_and_then_a_retry_time(
         assert await pool.run(in_one_step(lambda: 5, LARGE), tenant=tenant, num_bytes=LARGE) == 5
 
 
-async def test_a_waiter_that_leaves_gives_up_its_place(pool: TokenizerPool) -> None:
+async def test_a_cancelled_waiter_is_removed_from_the_queue(pool: TokenizerPool) -> None:
     step, blocker = await blocked(pool)
     order: list[str] = []
     gone = asyncio.create_task(pool.run(noted(order, "gone", 3), tenant="a", num_bytes=9000))
@@ -147,7 +147,7 @@ async def test_a_large_step_leaves_a_thread_to_small_ones() -> None:
         pool.close()
 
 
-async def test_what_a_step_raises_is_raised(pool: TokenizerPool) -> None:
+async def test_an_exception_of_a_step_is_raised(pool: TokenizerPool) -> None:
     def fail() -> Any:
         raise KeyError("x")
 

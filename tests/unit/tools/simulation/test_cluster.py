@@ -58,7 +58,7 @@ def cluster(
     )
 
 
-def test_one_replica_is_the_server_alone() -> None:
+def test_one_replica_gives_the_result_of_a_single_server() -> None:
     config = SimulationConfig(policy=BatchingPolicy.FAIR)
     alone = summarise(simulate(synthetic_trace(BUSY), config))
 
@@ -86,7 +86,7 @@ def test_requests_keep_their_rows_wherever_they_went() -> None:
         assert served[index] == sum(r.num_output_tokens for r in trace if r.tenant == tenant)
 
 
-def test_the_whole_is_its_parts() -> None:
+def test_totals_are_the_sums_over_replicas() -> None:
     run = simulate_cluster(
         synthetic_trace(BUSY), cluster(RouterKind.LEAST_LOADED, 3, SimulationConfig())
     )
@@ -168,7 +168,7 @@ def test_more_replicas_than_requests() -> None:
     assert reported[-1].num_ended == 1
 
 
-def test_a_report_has_the_whole_and_every_replica(tmp_path: Path) -> None:
+def test_a_report_contains_the_totals_and_every_replica(tmp_path: Path) -> None:
     run = simulate_cluster(
         synthetic_trace(BUSY), cluster(RouterKind.ROUND_ROBIN, 2, SimulationConfig())
     )

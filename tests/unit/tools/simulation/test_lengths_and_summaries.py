@@ -40,7 +40,7 @@ def test_generating_more_than_the_rest_needs_a_longer_request() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "outcome"), [(None, "length"), (64, "stop"), (9, "length")])
-def test_outputs_end_by_themselves_below_the_limit_alone(
+def test_only_outputs_below_the_limit_end_by_themselves(
     max_tokens: int | None, outcome: str
 ) -> None:
     trace = [TraceRequest(arrival_s=0.0, num_prompt_tokens=5, num_output_tokens=9)]

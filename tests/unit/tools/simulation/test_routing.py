@@ -35,13 +35,13 @@ def prefix_aware(num_replicas: int = 3, max_index_tokens: int = 400) -> PrefixAw
     return PrefixAware(num_replicas, factor=1.5, slack=4, max_index_tokens=max_index_tokens)
 
 
-def test_round_robin_goes_in_turn_whatever_the_load() -> None:
+def test_round_robin_ignores_the_load() -> None:
     router = RoundRobin(3)
 
     assert [router.route(asks(), (9, 0, 0)) for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
-def test_least_loaded_takes_the_least_and_equal_ones_in_turn() -> None:
+def test_least_loaded_takes_the_least_load_and_equal_ones_in_turn() -> None:
     router = LeastLoaded(3)
 
     assert router.route(asks(), (2, 1, 3)) == 1
@@ -70,7 +70,7 @@ def test_the_longest_prefix_wins_then_the_least_load() -> None:
     assert router.route(asks(1, 5), (3, 3, 2)) == 2
 
 
-def test_an_overloaded_replica_loses_its_prefixes_to_others_that_have_them() -> None:
+def test_prefixes_of_an_overloaded_replica_are_routed_to_others_that_have_them() -> None:
     router = prefix_aware()
     home = router.route(asks(1, 2), (0, 5, 5))
 
@@ -91,7 +91,7 @@ def test_overloaded_needs_both_the_factor_and_the_slack() -> None:
     assert router.is_overloaded(16, 10)
 
 
-def test_what_all_prompts_begin_with_leaves_no_replica_idle() -> None:
+def test_a_prefix_of_all_prompts_leaves_no_replica_idle() -> None:
     router = PrefixAware(3, factor=1.5, slack=8, max_index_tokens=400, min_share=0.3)
     prompts = [asks(0, *(10 * i + place for place in range(1, 5))) for i in range(6)]
 
@@ -108,7 +108,7 @@ def test_tenants_do_not_share_prefixes() -> None:
     assert index.num_matched_tokens(asks(1, 2, tenant="b")) == 0
 
 
-def test_the_index_forgets_the_ends_of_what_was_not_used_longest() -> None:
+def test_the_index_evicts_the_ends_of_the_least_recently_used_prefixes() -> None:
     index = PrefixIndex(4)
     index.add(asks(1, 2, 3))
     index.add(asks(8, 9))
@@ -128,7 +128,7 @@ def test_a_started_block_counts_what_the_prompt_has_of_it() -> None:
     assert index.num_matched_tokens(asks(1, 2, num_prompt_tokens=6)) == 6
 
 
-def test_what_is_remembered_of_a_replica_is_what_it_can_hold() -> None:
+def test_the_index_of_a_replica_is_limited_to_its_capacity() -> None:
     router = build_router(
         RoutingConfig(router=RouterKind.PREFIX_AWARE), num_replicas=2, num_cache_tokens=8
     )
@@ -185,6 +185,6 @@ def test_tokens_distinguish_a_long_prompt_from_a_short_one() -> None:
         ("min_prefix_share", 1.5),
     ],
 )
-def test_settings_that_make_no_sense_are_named(field: str, value: float) -> None:
+def test_invalid_settings_are_named(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         RoutingConfig(**{field: value})  # type: ignore[arg-type]  # wrong on purpose

@@ -76,7 +76,7 @@ def test_a_fit_finds_the_cost() -> None:
     assert fit.mean_error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_first_steps_and_pauses_are_left_out_and_reported() -> None:
+def test_first_steps_and_pauses_are_excluded_and_reported() -> None:
     cost = CostModel(step_s=0.006, prefill_token_s=31e-6, decode_slot_s=17e-6, context_token_s=9e-9)
     counts = steps(300, 4)
     seconds = seconds_of(cost, counts) * np.random.default_rng(4).normal(1.0, 0.03, 300)
@@ -272,7 +272,7 @@ def test_a_value_beyond_the_limit_is_written_at_the_top() -> None:
 
 
 @pytest.mark.parametrize("limit", [0.0, math.nan, 1e4, math.inf])
-def test_a_limit_of_nothing_or_beyond_all_values_is_none(limit: float) -> None:
+def test_a_limit_of_zero_or_beyond_all_values_is_ignored(limit: float) -> None:
     _, texts = drawn(dataclasses.replace(CHART, y_limit=limit))
 
     assert not any("over" in text for text in texts)

@@ -58,7 +58,7 @@ def column(run: SimulationRun, name: str) -> list[float]:
 THREE = [request(0.0, 10, 3), request(0.5, 20, 2), request(30.0, 5, 1)]
 
 
-def test_what_passes_outside_the_engine_is_part_of_ttft_and_e2e_alone() -> None:
+def test_time_outside_the_engine_is_only_part_of_ttft_and_e2e() -> None:
     plain, fronted = (
         summarise(simulate(THREE, dataclasses.replace(BASE, front_s=front_s)))
         for front_s in (0.0, 0.25)
@@ -247,7 +247,7 @@ def test_the_served_ratio_counts_while_both_wait() -> None:
     assert ratio == pytest.approx(3.0, rel=0.1)
 
 
-def test_a_report_is_whole(tmp_path: Path) -> None:
+def test_a_report_is_complete(tmp_path: Path) -> None:
     run = simulate(THREE, BASE)
     summary = summarise(run)
 

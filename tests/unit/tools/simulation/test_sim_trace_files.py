@@ -33,7 +33,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
-def test_azure_rows_count_from_the_first(tmp_path: Path, name: str) -> None:
+def test_times_of_azure_rows_count_from_the_first_row(tmp_path: Path, name: str) -> None:
     requests = list(read_trace(written(tmp_path, name, AZURE)))
 
     assert [r.num_prompt_tokens for r in requests] == [374, 396, 879]
@@ -53,7 +53,7 @@ def test_mooncake_lines_carry_prefix_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
-def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+def test_a_written_trace_is_read_unchanged(tmp_path: Path, name: str) -> None:
     requests = [
         TraceRequest(arrival_s=0.25, num_prompt_tokens=3, num_output_tokens=4),
         TraceRequest(
@@ -116,7 +116,7 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
         ("h.csv", AZURE.splitlines()[0] + "\n", "contains no requests"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
+def test_an_error_in_a_trace_is_reported_with_its_line(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     path = written(tmp_path, name, text)
@@ -135,7 +135,7 @@ def test_a_file_of_another_format_than_specified(tmp_path: Path) -> None:
         list(read_trace(path, TraceFormat.RECORDED))
 
 
-def test_a_cut_off_compressed_file(tmp_path: Path) -> None:
+def test_a_truncated_compressed_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(AZURE.encode())[:-12])
 

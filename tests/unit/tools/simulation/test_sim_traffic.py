@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_trace(arrivals: ArrivalProcess) -> None:
 
 
 @pytest.mark.parametrize("arrivals", list(ArrivalProcess))
-def test_the_rate_is_the_one_asked_for(arrivals: ArrivalProcess) -> None:
+def test_the_arrival_rate_is_as_configured(arrivals: ArrivalProcess) -> None:
     config = SyntheticConfig(
         arrivals=arrivals, rate_per_s=5.0, duration_s=4000.0, burstiness=3.0, mean_state_s=10.0
     )

@@ -74,7 +74,7 @@ def test_the_total_number_of_dumps_is_bounded(memory: int, tmp_path: Path) -> No
     assert set(tmp_path.iterdir()) == set(paths[2:])
 
 
-def test_what_a_killed_writer_left_is_cleaned_up(memory: int, tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(memory: int, tmp_path: Path) -> None:
     left, fresh = (tmp_path / f".penstock-flight-{name}-x.bin.part" for name in ("old", "new"))
     mine = tmp_path / ".mine.part"
     for path in (left, fresh, mine):
@@ -86,7 +86,7 @@ def test_what_a_killed_writer_left_is_cleaned_up(memory: int, tmp_path: Path) ->
     assert set(tmp_path.iterdir()) == {path, fresh, mine}
 
 
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_no_file(
     memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_folder_must_be_ours(
+def test_the_default_folder_must_belong_to_the_user(
     memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))

@@ -229,7 +229,7 @@ def test_no_content_of_a_request_is_in_it() -> None:
     assert tokens.tobytes() not in data
 
 
-def test_values_that_no_row_can_hold_are_cut() -> None:
+def test_values_beyond_the_range_of_a_field_are_clipped() -> None:
     writer = FlightWriter(fd := create_memory(64, "t"), make_facts())
     writer.note_submit(
         (

@@ -1,4 +1,4 @@
-"""Log lines that are left out: those above the rate limit, and a known harmless error."""
+"""Log lines that are omitted: those above the rate limit, and a known harmless error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_each_log_statement_has_its_own_rate_limit(other: dict[str, Any]) -> Non
     assert limit.filter(record(**other))
 
 
-def test_starts_and_ends_are_never_left_out() -> None:
+def test_starts_and_ends_are_never_omitted() -> None:
     limit = RateLimit(FakeClock())
     for _ in range(BURST * 3):
         assert limit.filter(record(level=logging.CRITICAL))

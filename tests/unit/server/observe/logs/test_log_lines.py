@@ -79,7 +79,7 @@ def test_a_line_has_the_ids_of_its_request_and_no_other_extra() -> None:
     }
 
 
-def test_what_was_left_out_before_is_reported() -> None:
+def test_the_number_of_omitted_lines_is_reported() -> None:
     reported = record("cut", num_left_out=7)
     assert TextFormatter("front").format(reported).endswith("cut (7 more like it left out)")
     assert json.loads(JsonFormatter("front").format(reported))["num_left_out"] == 7
@@ -141,12 +141,12 @@ def test_frames_are_listed_innermost_first_in_text_and_last_in_json() -> None:
         (f"Exception in callback take('{CANARY}')", "Exception in callback take"),
     ],
 )
-def test_what_asyncio_shows_of_its_objects_is_left_out(message: str, reported: str) -> None:
+def test_representations_of_asyncio_objects_are_omitted(message: str, reported: str) -> None:
     line = TextFormatter("front").format(record(message, name="asyncio"))
     assert line.endswith(f"asyncio: {reported}")
 
 
-def test_messages_of_others_are_logged_only_where_permitted() -> None:
+def test_messages_of_other_packages_are_logged_only_if_permitted() -> None:
     reported = record("the engine's words", foreign_text=CANARY)
     assert CANARY not in TextFormatter("engine").format(reported)
     assert CANARY not in JsonFormatter("engine").format(reported)

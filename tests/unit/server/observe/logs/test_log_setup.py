@@ -90,6 +90,6 @@ def test_a_line_that_cannot_be_written_does_not_show_its_arguments() -> None:
     assert not [line for line in lines if CANARY in line]
 
 
-def test_a_level_is_one_of_ours() -> None:
+def test_an_unknown_log_level_is_rejected() -> None:
     with pytest.raises(ValueError, match=f"level must be one of {', '.join(LOG_LEVELS)}"):
         set_log_level("loud")

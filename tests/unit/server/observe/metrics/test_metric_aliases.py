@@ -54,12 +54,12 @@ def test_the_names_of_the_conventions() -> None:
     assert samples["gen_ai_server_time_to_first_token_seconds_count", frozenset()] == 2
 
 
-def test_aliases_are_there_only_when_asked_for() -> None:
+def test_aliases_are_reported_only_if_configured() -> None:
     assert not any(name.startswith(("trtllm", "gen_ai")) for name, _ in read(reported()))
 
 
 @pytest.mark.parametrize("compat", sorted(DIALECTS))
-def test_every_alias_is_there_from_the_start(compat: str) -> None:
+def test_every_alias_is_reported_from_the_start(compat: str) -> None:
     reported_names = {name for name, _ in read(ServiceMetrics(model="demo"), compat)}
     for alias in DIALECTS[compat].aliases:
         assert {alias.name, f"{alias.name}_count"} & reported_names, alias.name

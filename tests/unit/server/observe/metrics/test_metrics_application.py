@@ -153,7 +153,7 @@ async def test_a_service_without_its_engine_still_has_a_status() -> None:
     assert reported["models"][0]["model"] == "tiny"
 
 
-def test_after_the_end_of_the_loop_there_is_no_status() -> None:
+def test_after_the_end_of_the_event_loop_the_status_is_unavailable() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError):

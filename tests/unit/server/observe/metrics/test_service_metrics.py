@@ -22,7 +22,7 @@ def service_metrics(**settings: object) -> ServiceMetrics:
     return ServiceMetrics(model="demo", **settings)  # type: ignore[arg-type]  # a builder
 
 
-def test_all_that_an_alert_needs_is_there_before_anything_happened() -> None:
+def test_metrics_of_alerts_are_reported_before_any_event() -> None:
     samples = read(service_metrics())
 
     for reason in labels.REASONS:
@@ -86,7 +86,7 @@ def test_a_record_fills_the_histograms() -> None:
     assert value(samples, "request_replays_total") == 2
 
 
-def test_what_never_happened_to_a_request_is_no_observation() -> None:
+def test_phases_that_a_request_did_not_reach_are_not_observed() -> None:
     metrics = service_metrics()
     rejected = record(
         Segment(SegmentKind.PREPARE, 100.0, 100.5), code=8, reason="QUEUE_FULL", finish_reasons=()
@@ -123,7 +123,9 @@ def test_time_per_output_token_is_of_one_output() -> None:
     ("code", "finish_reason", "expected"),
     [(0, "STOP", "ok"), (0, "CANCELLED", "cancelled"), (1, "", "cancelled"), (13, "", "error")],
 )
-def test_a_client_that_leaves_is_no_error(code: int, finish_reason: str, expected: str) -> None:
+def test_a_client_that_disconnects_is_no_error(
+    code: int, finish_reason: str, expected: str
+) -> None:
     metrics = service_metrics()
 
     metrics.take_records([record(code=code, finish_reasons=(finish_reason,))])
@@ -269,7 +271,7 @@ def test_names_chosen_by_clients_create_no_series() -> None:
     assert total(samples, "records_dropped_total") >= 500
 
 
-def test_methods_of_a_gateway_are_listed_where_there_is_one() -> None:
+def test_methods_of_a_gateway_are_listed_if_there_is_one() -> None:
     method = "acme.v1.Gateway/Generate"
     without, with_it = service_metrics(), service_metrics(gateway_methods=(method,))
     for metrics in (without, with_it):
@@ -280,7 +282,7 @@ def test_methods_of_a_gateway_are_listed_where_there_is_one() -> None:
     assert value(read(without), "requests_total", method="other", **found) == 2
 
 
-def test_tenants_are_reported_only_when_asked_for() -> None:
+def test_tenants_are_reported_only_if_configured() -> None:
     without, with_two = service_metrics(), service_metrics(tenants=("atlas", "borealis"))
     reported = record(
         Segment(SegmentKind.QUEUE, 100.0, 100.5),
@@ -300,7 +302,7 @@ def test_tenants_are_reported_only_when_asked_for() -> None:
     assert value(samples, "tenant_queue_seconds_total", tenant="atlas") == 0.5
 
 
-def test_lost_traces_and_processes_are_asked_for_when_collected() -> None:
+def test_lost_traces_and_processes_are_queried_at_collection() -> None:
     counts = {"traces_dropped_queue_full": 1, "spans_dropped_queue_full": 1}
     metrics = service_metrics(
         trace_counts=lambda: counts, processes=lambda: {"engine": os.getpid(), "front": 2**22 + 1}

@@ -26,7 +26,7 @@ def test_percentiles_are_within_one_percent_of_the_true_ones() -> None:
     assert reported.num == 10_000
 
 
-def test_a_weight_counts_as_so_many_values() -> None:
+def test_a_weight_counts_a_value_several_times() -> None:
     weighted, plain = DurationWindow(), DurationWindow()
     weighted.add(5.0, [0.01, 0.02, math.nan], [90, 10, 5])
     plain.add(5.0, [0.01] * 90 + [0.02] * 10)
@@ -46,7 +46,7 @@ def test_nothing_and_nan_have_no_percentiles() -> None:
     assert (reported.p50_s, reported.p90_s, reported.p99_s, reported.num) == (None, None, None, 0)
 
 
-def test_what_is_older_than_a_minute_is_forgotten() -> None:
+def test_values_older_than_a_minute_are_dropped() -> None:
     window = DurationWindow()
     window.add(0.5, [1.0])
     window.add(30.0, [2.0])

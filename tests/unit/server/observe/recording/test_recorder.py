@@ -96,7 +96,7 @@ def test_a_recorded_run_is_replayed_step_by_step(tmp_path: Path) -> None:
     assert summary.prefix_hit_rate > 0.1
 
 
-def test_files_are_the_owners_alone_and_never_written_over(tmp_path: Path) -> None:
+def test_files_are_readable_only_by_their_owner_and_never_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     (folder).mkdir(mode=0o755)
     (folder / "requests.jsonl").write_text("somebody's")
@@ -113,7 +113,7 @@ def test_files_are_the_owners_alone_and_never_written_over(tmp_path: Path) -> No
     assert not (folder / "steps.jsonl").exists()
 
 
-def test_a_full_file_ends_with_a_whole_line(tmp_path: Path) -> None:
+def test_a_full_file_ends_with_a_complete_line(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "lines", 10)
 
     file.write(["1234", "5678", "9", ""])
@@ -124,7 +124,9 @@ def test_a_full_file_ends_with_a_whole_line(tmp_path: Path) -> None:
     assert file.path.read_text() == "1234\n5678\n"
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_only_complete_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = RecordFile(tmp_path / "lines", 1000)
     file.write(["before"])
     write = os.write

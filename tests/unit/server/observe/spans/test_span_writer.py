@@ -139,7 +139,7 @@ def test_a_status_is_an_error_only_where_the_conventions_require_it(
     assert tree.attributes.get(keys.ERROR_REASON) == (reason or None)
 
 
-def test_codes_that_are_none_are_unknown() -> None:
+def test_invalid_status_codes_are_unknown() -> None:
     assert {status_name(code) for code in (-1, 17, 99)} == {"UNKNOWN"}
     assert is_server_error(99)
     assert not is_server_error(0)
@@ -200,7 +200,7 @@ def test_a_preemption_is_an_event_and_a_second_residency() -> None:
     assert child(tree, "decode", 1).attributes[keys.DECODE_STEPS] == 8
 
 
-def test_an_engine_that_died_is_no_preemption() -> None:
+def test_the_death_of_an_engine_is_no_preemption() -> None:
     segments = (
         Segment(SegmentKind.QUEUE, 100.0, 100.1),
         Segment(SegmentKind.DECODE, 100.1, 100.5),
@@ -289,7 +289,7 @@ def test_the_peer_is_split_into_address_and_port(
     assert attributes.get(keys.PEER_PORT) == port
 
 
-def test_content_is_reported_only_if_captured_and_wanted() -> None:
+def test_content_is_reported_only_if_captured_and_enabled() -> None:
     content = Content(prompt='say "hi"\n', outputs=("hi", "hé"))
     record = request_record(content=content, finish_reasons=("STOP", "LENGTH"))
     assert keys.INPUT_MESSAGES not in tree_of(record).attributes
@@ -308,7 +308,7 @@ def test_content_is_reported_only_if_captured_and_wanted() -> None:
     ]
 
 
-def test_what_a_client_wrote_is_cut_and_reasons_are_names() -> None:
+def test_text_from_clients_is_truncated_and_reasons_are_names() -> None:
     long = "x" * 10_000
     record = request_record(
         model=long, tenant=long, request_id=long, reason="the prompt was: secret",

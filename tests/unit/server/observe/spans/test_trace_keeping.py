@@ -53,7 +53,7 @@ def test_errors_slow_and_disturbed_requests_are_kept(
     assert reason_to_keep(record, CONFIG) is reason
 
 
-def test_nothing_is_slow_without_a_limit() -> None:
+def test_no_request_is_slow_without_a_limit() -> None:
     assert reason_to_keep(request_record(end_s=9_000.0, ttft_s=math.nan), TracingConfig()) is None
 
 

@@ -218,7 +218,7 @@ def test_a_bad_choice_of_exporter_names_its_variable(
         make_exporters(environment)
 
 
-def test_none_is_no_exporter() -> None:
+def test_the_exporter_none_disables_export() -> None:
     assert make_exporters({"OTEL_TRACES_EXPORTER": "none"}) == ()
 
 
@@ -255,7 +255,7 @@ def test_an_invalid_number_is_reported_with_its_variable(name: str, text: str) -
         check_numbers({name: text})
 
 
-def test_a_blank_number_is_none() -> None:
+def test_a_blank_number_counts_as_unset() -> None:
     environment = {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": " ", "OTEL_BSP_SCHEDULE_DELAY": "5"}
     check_numbers(environment)
     forget_blank_numbers(environment)
