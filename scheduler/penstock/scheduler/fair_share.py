@@ -4,11 +4,11 @@ Computes dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011
 resources of a running request: slots and blocks. Only current use counts; past service is in
 tenant_counters.py.
 
-A tenant is *under its share* (in identifiers: *light*) if its dominant share, including the new
-request and multiplied by `yield_ratio`, is at most the dominant share of another tenant. Shares are
-divided by the tenants' weights. So two tenants are never light relative to each other, and among
-tenants with about equal shares none is light. The ratio keeps tenants from preempting each other in
-alternation: with the default ratio of 2, a light tenant gets up to half of what the largest tenant
+A tenant is *under its share* if its dominant share, including the new request and multiplied by
+`yield_ratio`, is at most the dominant share of another tenant. Shares are divided by the tenants'
+weights. So of two tenants at most one is under its share relative to the other, and among tenants
+with about equal shares none is. The ratio keeps tenants from preempting each other in alternation:
+with the default ratio of 2, a tenant under its share gets up to half of what the largest tenant
 holds, and the order of the queue (fair_order.py) balances the rest. If every tenant holds less than
 all others together, `yield_ratio` is doubled: among many tenants some always hold much less than
 the largest, and every preemption wastes compute.
@@ -72,8 +72,8 @@ class FairShare:
 
     def are_under_share(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Return `is_under_share` for each entry of `tenants` [m]."""
-        light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
-        return light
+        is_under: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
+        return is_under
 
     def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
         """Return whether `tenant` holds so much that `to`, with these slots and blocks added, is

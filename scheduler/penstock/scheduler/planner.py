@@ -84,7 +84,7 @@ class Planner:
         )
         self._yield_ratio = config.yield_ratio
         self._stride = config.aging_stride
-        self._num_light_steps = 0
+        self._num_under_share_steps = 0
         self._has_left_out = False
         self._num_paused_steps = 0
         self._num_old_blocks = 0
@@ -106,15 +106,15 @@ class Planner:
             max_share=self._max_prefill_share,
             is_whole=self._takes_whole_prompts,
         )
-        light: list[Request] = []
+        under_share: list[Request] = []
         waits_for: WaitReason | None = None
         # Most steps of a lightly loaded engine only decode.
         if self._running.num_prefilling or len(self._order):
-            light, waits_for = self._serve_prompts(budget, now)
+            under_share, waits_for = self._serve_prompts(budget, now)
         else:
             self._has_left_out = False
         self._queue.note_reason(waits_for, now)
-        self._pause_decodes(light)
+        self._pause_decodes(under_share)
         chunks = list(budget.chunks())
         # Built again if a prefill preempted a decode.
         roster = self._running.decodes(self._cache.capacity)
@@ -133,16 +133,16 @@ class Planner:
         in the queue was not admitted (None if none is left).
         """
         serves_all = self._serve_under_share(budget, now)
-        light = budget.requests if self._prefills_under_share else []
+        under_share = budget.requests if self._prefills_under_share else []
         if not serves_all:
-            return light, WaitReason.FAIRNESS if len(self._order) else None
+            return under_share, WaitReason.FAIRNESS if len(self._order) else None
         self._continue_prefills(budget, now)
         if self._has_preempted:
             waits_for = WaitReason.BLOCKS if len(self._order) else None
         else:
             waits_for = self._admission.admit(budget, now)
         budget.top_up(self._cache)
-        return light, waits_for
+        return under_share, waits_for
 
     def _prefill_tokens(self, num_decodes: int) -> int:
         """Return the prefill token budget of a step with `num_decodes` decodes."""
@@ -194,40 +194,40 @@ class Planner:
         if not self._prefills_under_share or self._tenants.num_live < 2:
             return True
         shares = self._shares()
-        light: list[Request] = []
+        under_share: list[Request] = []
         others: list[Request] = []
         for request in running.prefilling_by_level():
-            (light if shares.is_under_share(request.tenant) else others).append(request)
-        if others and self._num_light_steps + 1 >= self._stride:
-            self._num_light_steps = 0
+            (under_share if shares.is_under_share(request.tenant) else others).append(request)
+        if others and self._num_under_share_steps + 1 >= self._stride:
+            self._num_under_share_steps = 0
             return True
         least = max((request.spec.priority for request in others), default=-math.inf)
-        self._continue([r for r in light if r.spec.priority >= least], budget, now)
+        self._continue([r for r in under_share if r.spec.priority >= least], budget, now)
         if self._admission.admit_under_share(budget, shares, least, self._preempted, now):
             self._has_preempted = True
         budget.top_up(self._cache)
         self._has_left_out = budget.ends_any and not has_left_out
         is_over = self._has_left_out or budget.num_left <= 0
-        self._num_light_steps = self._num_light_steps + 1 if is_over else 0
+        self._num_under_share_steps = self._num_under_share_steps + 1 if is_over else 0
         return not self._has_left_out
 
-    def _pause_decodes(self, light: Sequence[Request]) -> None:
+    def _pause_decodes(self, under_share: Sequence[Request]) -> None:
         """Leave the decodes of tenants over their share out of a step that computes prompts of
         tenants under their share.
 
-        With a full batch of decodes such a prompt would take up to twice as long. `light`: the
-        requests with these prompts. Only tenants that have received more service than the tenants
-        of `light` are paused, so that a tenant with many short requests delays others only until it
-        has received as much service. Decodes of a higher class continue, and none is paused for
-        more than `MAX_PAUSED_STEPS` steps in a row.
+        With a full batch of decodes such a prompt would take up to twice as long. `under_share`:
+        the requests with these prompts. Only tenants that have received more service than the
+        tenants of these requests are paused, so that a tenant with many short requests delays
+        others only until it has received as much service. Decodes of a higher class continue, and
+        none is paused for more than `MAX_PAUSED_STEPS` steps in a row.
         """
         num_paused, self._num_paused_steps = self._num_paused_steps, 0
         arrays, tenants = self._arrays, self._tenants
-        if not light or num_paused == MAX_PAUSED_STEPS or tenants.num_live < 2:
+        if not under_share or num_paused == MAX_PAUSED_STEPS or tenants.num_live < 2:
             return
-        priority = max(request.spec.priority for request in light)
+        priority = max(request.spec.priority for request in under_share)
         service = tenants.service
-        served = max(float(service[request.tenant]) for request in light)
+        served = max(float(service[request.tenant]) for request in under_share)
         slots = self._running.decodes(self._cache.capacity).rows.index
         owners = arrays.tenant[slots]
         is_over = ~self._shares().are_under_share(owners) & (service[owners] > served)

@@ -73,18 +73,18 @@ class WaitClock:
         self._counts[:, place] = 0
         request.queue_mark = (now, tuple(self._spent_ns))
 
-    def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
+    def admit(self, request: Request, oldest: Request | None, now: float) -> Wait:
         """Record that a request is admitted; return its wait by reason.
 
-        `eldest`: the earliest arrival among the waiting requests of its class and tenant, including
+        `oldest`: the earliest arrival among the waiting requests of its class and tenant, including
         itself; None if no other tenant waits in that class, or the request was not admitted by fair
         share.
         """
         wait = self.leave(request, now)
         self._note_passed(request)
         self._turn = None
-        if eldest is not None:
-            first = min(request.sequence, eldest.sequence)
+        if oldest is not None:
+            first = min(request.sequence, oldest.sequence)
             self._turn = (request.spec.priority, request.tenant, first)
         return wait
 

@@ -98,8 +98,8 @@ class WaitingQueue:
         order = self.order
         is_aged = order.note_admission(request)
         is_in_turn = not (is_aged or is_past_blocked)
-        eldest = order.oldest_of_tenant(request) if is_in_turn else None
-        wait = self._waits.admit(request, eldest, now)
+        oldest = order.oldest_of_tenant(request) if is_in_turn else None
+        wait = self._waits.admit(request, oldest, now)
         self._remove(request)
         return wait, is_aged
 

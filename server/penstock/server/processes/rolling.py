@@ -64,17 +64,17 @@ class RollingRestart:
     async def _replace(self, old: FrontSupervision) -> bool:
         logger.info("rolling restart: replacing %s", old.process.name, extra=ALWAYS)
         new = old.successor()
-        keeper = self._processes.add(new.process)
+        task = self._processes.add(new.process)
         # If it does not start, the old front continues to serve.
         self._processes.expect_exit(new.process)
         ready = asyncio.create_task(new.process.is_ready.wait())
         try:
-            await asyncio.wait({ready, keeper}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
         if not new.process.is_ready.is_set():
             self._processes.remove(new.process)
-            logger.error("rolling restart: %s", keeper.exception())
+            logger.error("rolling restart: %s", task.exception())
             return False
         self._processes.require(new.process)
         self._fronts[self._fronts.index(old)] = new
@@ -82,16 +82,16 @@ class RollingRestart:
         return True
 
     async def _retire(self, old: FrontSupervision) -> None:
-        keeper = self._processes.keeper_of(old.process)
+        task = self._processes.task_of(old.process)
         self._processes.expect_exit(old.process)
         grace_s = self._grace_s()
         old.process.retire(grace_s, is_hand_over=True)
-        _, late = await asyncio.wait([keeper], timeout=grace_s + _AFTER_GRACE_S)
+        _, late = await asyncio.wait([task], timeout=grace_s + _AFTER_GRACE_S)
         if late:
             logger.warning("rolling restart: the old %s did not end in time", old.process.name)
             old.process.kill()
-            await asyncio.wait([keeper])
+            await asyncio.wait([task])
         self._processes.remove(old.process)
         # A failure here is harmless, because the process has been replaced.
-        if not keeper.cancelled() and keeper.exception() is not None:
-            logger.warning("rolling restart: the old %s: %s", old.process.name, keeper.exception())
+        if not task.cancelled() and task.exception() is not None:
+            logger.warning("rolling restart: the old %s: %s", old.process.name, task.exception())

@@ -39,30 +39,30 @@ class ServiceProcesses:
     """
 
     def __init__(self) -> None:
-        self._keepers: dict[SupervisedProcess, asyncio.Task[int]] = {}
+        self._tasks: dict[SupervisedProcess, asyncio.Task[int]] = {}
         self._leaving: set[SupervisedProcess] = set()
         self._changed = asyncio.Event()
 
     @property
     def all(self) -> tuple[SupervisedProcess, ...]:
         """All processes, including those that are about to end."""
-        return tuple(self._keepers)
+        return tuple(self._tasks)
 
     @property
-    def keepers(self) -> tuple["asyncio.Task[int]", ...]:
+    def tasks(self) -> tuple["asyncio.Task[int]", ...]:
         """The tasks that keep the processes alive, in the order of `all`."""
-        return tuple(self._keepers.values())
+        return tuple(self._tasks.values())
 
-    def keeper_of(self, process: SupervisedProcess) -> "asyncio.Task[int]":
+    def task_of(self, process: SupervisedProcess) -> "asyncio.Task[int]":
         """Return the task that keeps the process alive."""
-        return self._keepers[process]
+        return self._tasks[process]
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[int]":
         """Keep a process alive from now on, and return its task."""
-        keeper = asyncio.create_task(process.keep_alive(), name=process.name)
-        self._keepers[process] = keeper
-        keeper.add_done_callback(lambda _: self._changed.set())
-        return keeper
+        task = asyncio.create_task(process.keep_alive(), name=process.name)
+        self._tasks[process] = task
+        task.add_done_callback(lambda _: self._changed.set())
+        return task
 
     def expect_exit(self, process: SupervisedProcess) -> None:
         """Allow this process to end from now on, because the service does not require it."""
@@ -76,7 +76,7 @@ class ServiceProcesses:
     def remove(self, process: SupervisedProcess) -> None:
         """Remove an ended process from the service."""
         self._leaving.discard(process)
-        del self._keepers[process]
+        del self._tasks[process]
 
     async def all_ready(self) -> None:
         """Wait until all processes have been ready at least once."""
@@ -93,22 +93,20 @@ class ServiceProcesses:
     def has_lost(self) -> bool:
         """True if a required process has ended permanently."""
         return any(
-            keeper.done()
-            for process, keeper in self._keepers.items()
-            if process not in self._leaving
+            task.done() for process, task in self._tasks.items() if process not in self._leaving
         )
 
     def raise_first(self) -> None:
         """Raise the error that ended a required process, if there is one."""
-        for process, keeper in self._keepers.items():
-            if keeper.done() and process not in self._leaving:
-                keeper.result()
+        for process, task in self._tasks.items():
+            if task.done() and process not in self._leaving:
+                task.result()
 
     def has_given_up(self, process: SupervisedProcess) -> bool:
         """Return True if a process is not restarted because it crashed repeatedly or could not
         start."""
-        keeper = self._keepers[process]
-        return keeper.done() and not keeper.cancelled() and keeper.exception() is not None
+        task = self._tasks[process]
+        return task.done() and not task.cancelled() and task.exception() is not None
 
     def ended_badly(self, process: SupervisedProcess) -> bool:
         """Return True if a process has not ended, or has ended with an error.
@@ -116,14 +114,14 @@ class ServiceProcesses:
         The exit code is ignored for a process that was replaced, or that was only meant to replace
         another.
         """
-        keeper = self._keepers[process]
+        task = self._tasks[process]
         if process in self._leaving:
-            return not keeper.done()
+            return not task.done()
         return (
-            not keeper.done()
-            or keeper.cancelled()
-            or keeper.exception() is not None
-            or keeper.result() != EXIT_OK
+            not task.done()
+            or task.cancelled()
+            or task.exception() is not None
+            or task.result() != EXIT_OK
         )
 
 
@@ -149,7 +147,7 @@ async def drain_in_order(
     grace_end_s = time.monotonic() + grace_s
     await asyncio.gather(
         _end_engine(processes, engine, fronts, grace_end_s + AFTER_GRACE_S, engine_exit_s),
-        _end_watchers(watchers, processes.keepers, grace_end_s),
+        _end_watchers(watchers, processes.tasks, grace_end_s),
     )
 
 
@@ -161,12 +159,12 @@ async def _end_engine(
     engine_exit_s: float,
 ) -> None:
     """End the engine after the fronts, which are already stopping, or after the time limit."""
-    keeper, waiting = processes.keeper_of(engine), {processes.keeper_of(front) for front in fronts}
+    task, waiting = processes.task_of(engine), {processes.task_of(front) for front in fronts}
     while waiting and (left_s := limit_s - time.monotonic()) > 0:
-        watched = waiting if keeper.done() else {*waiting, keeper}
+        watched = waiting if task.done() else {*waiting, task}
         done, _ = await asyncio.wait(watched, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         waiting -= done
-        if keeper in done and processes.has_given_up(engine):
+        if task in done and processes.has_given_up(engine):
             for front in fronts:
                 front.send_engine_lost()
     if engine.is_ready.is_set():
@@ -178,16 +176,16 @@ async def _end_engine(
     # An executor may need seconds to shut down. It gets the time that the fronts have not used, or
     # the time that it requests, because nothing is served meanwhile.
     left_s = limit_s + _ENGINE_EXIT_S - time.monotonic()
-    await asyncio.wait([keeper], timeout=max(left_s, engine_exit_s))
+    await asyncio.wait([task], timeout=max(left_s, engine_exit_s))
 
 
 async def _end_watchers(
-    watchers: Watchers, keepers: Iterable["asyncio.Task[int]"], grace_end_s: float
+    watchers: Watchers, tasks: Iterable["asyncio.Task[int]"], grace_end_s: float
 ) -> None:
     """End the observers after all other processes, at the latest `_OBSERVER_TURN_S` after the grace
     period."""
     turn_s = grace_end_s + _OBSERVER_TURN_S
-    await asyncio.wait(keepers, timeout=max(0.0, turn_s - time.monotonic()))
+    await asyncio.wait(tasks, timeout=max(0.0, turn_s - time.monotonic()))
     for process, watcher in watchers.items():
         left_s = grace_end_s + _LAST_EXIT_S - time.monotonic()
         limit_s = max(0.0, min(_OBSERVER_EXIT_S, left_s))

@@ -163,11 +163,11 @@ class Supervisor:
         self._abort_roll()
         for process in (*self._processes.all, *watchers):
             process.kill()
-        keepers = (*self._processes.keepers, *watchers.values())
-        await asyncio.wait(keepers, timeout=_KILL_S)
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, *self._dumps, return_exceptions=True)
+        tasks = (*self._processes.tasks, *watchers.values())
+        await asyncio.wait(tasks, timeout=_KILL_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._dumps, return_exceptions=True)
         await self._orphans.end_all("the service")
 
     async def _serve(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
@@ -218,7 +218,7 @@ class Supervisor:
         signal interrupts this."""
         processes = self._processes
         gone = {
-            process for process in processes.all if processes.keeper_of(process).done()
+            process for process in processes.all if processes.task_of(process).done()
         }  # These have ended already.
         order = asyncio.create_task(
             drain_in_order(

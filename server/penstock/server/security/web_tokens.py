@@ -159,7 +159,7 @@ class WebTokens:
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         # The least recently used token is first. The threads of the metrics port share the cache.
-        self._good: OrderedDict[bytes, _VerifiedToken] = OrderedDict()
+        self._verified: OrderedDict[bytes, _VerifiedToken] = OrderedDict()
         self._lock = threading.Lock()
 
     def tenant_of(self, token: bytes) -> str:
@@ -168,15 +168,15 @@ class WebTokens:
         # tokens.
         place = blake2b(token, key=self._secret, digest_size=32).digest()
         with self._lock:
-            known = self._good.pop(place, None)
+            known = self._verified.pop(place, None)
             if known is not None and self._clock() < known.expires_unix_s:
-                self._good[place] = known
+                self._verified[place] = known
                 return known.tenant
         good = self._verify(token)
         with self._lock:
-            self._good[place] = good
-            if len(self._good) > MAX_REMEMBERED:
-                self._good.popitem(last=False)
+            self._verified[place] = good
+            if len(self._verified) > MAX_REMEMBERED:
+                self._verified.popitem(last=False)
         return good.tenant
 
     def _verify(self, token: bytes) -> _VerifiedToken:

@@ -245,7 +245,7 @@ def test_the_cache_of_verified_tokens_is_bounded(
     assert {harness.tenant(token) for token in tokens} == {"acme"}
     known = harness.authenticator._index._web_tokens
     assert known is not None
-    assert len(known._good) == 3
+    assert len(known._verified) == 3
     assert {harness.tenant(token) for token in tokens} == {"acme"}
 
 

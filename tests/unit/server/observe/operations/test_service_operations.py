@@ -34,7 +34,7 @@ class Fakes:
         self.engine_problem: EngineUnavailable | None = None
         self.problem = ""
         self.is_whole = True
-        self.num_looks = 0
+        self.num_queries = 0
         self.has_begun_drain = False
         self.answering = asyncio.Event()
         self.answering.set()
@@ -50,7 +50,7 @@ class Fakes:
         return (), self.is_whole
 
     async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
-        self.num_looks += 1
+        self.num_queries += 1
         await self.answering.wait()
         if self.engine_problem is not None:
             raise self.engine_problem
@@ -128,7 +128,7 @@ async def test_concurrent_queries_of_live_requests_share_one_query_of_the_proces
     fakes.answering.set()
     assert await asyncio.gather(*looks[1:]) == [()] * 9
     await under_test.live_requests()
-    assert fakes.num_looks == 1
+    assert fakes.num_queries == 1
 
 
 async def test_without_an_engine_the_fronts_are_shown_and_without_any_that_is_reported() -> None:
