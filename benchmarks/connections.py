@@ -3,8 +3,9 @@
 Compares a new connection for each request, a pool of connections, and a pool with all requests of a
 connection in one `Multiplex` call; also compares a blocking client and server, with one thread per
 request, with the asynchronous ones. Runs closed loops of requests with two output tokens on this
-machine, alternately, and reports medians over the rounds. Connections are compared with plaintext
-and with TLS, each directly and with a round trip of 20 ms; threads are compared with plaintext.
+machine, alternately, and reports medians over the rounds. The connection modes are compared over
+plaintext and over TLS, each without delay and with a round trip of 20 ms; the threading models over
+plaintext only.
 
     python benchmarks/connections.py [--full] [--json FILE]
 

@@ -99,6 +99,8 @@ class RawConnection:
     ) -> None:
         self.counts: Counter[int] = Counter()
         self.num_answered_pings = 0
+        self._num_settings = 1  # of the preface
+        self._num_acknowledged_settings = 0
         self.settings = {INITIAL_WINDOW_SIZE: DEFAULT_WINDOW}
         self.granted: Counter[int] = Counter()
         self.statuses: list[int] = []
@@ -151,9 +153,9 @@ class RawConnection:
 
     async def until_settled(self) -> None:
         """Wait like `until_received`, but with SETTINGS, because frequent pings are rejected."""
-        num_before = self.counts[SETTINGS]
+        self._num_settings += 1
         await self.send(settings())
-        await self.until(lambda: self.counts[SETTINGS] > num_before)
+        await self.until(lambda: self._num_acknowledged_settings >= self._num_settings)
 
     async def until_granted(self, num_bytes: int) -> None:
         """Wait until the connection's send window has allowed `num_bytes` in total."""
@@ -207,6 +209,8 @@ class RawConnection:
                     self.statuses.append(int(value))
         elif kind == PING and flags & ACK:
             self.num_answered_pings += 1
+        elif kind == SETTINGS and flags & ACK:
+            self._num_acknowledged_settings += 1
         elif kind in self._acknowledged and not flags & ACK:
             with contextlib.suppress(ConnectionError):
                 self._writer.write(frame(kind, ACK, 0, payload if kind == PING else b""))

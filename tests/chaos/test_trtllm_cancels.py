@@ -123,7 +123,9 @@ class Storm:
         raise AssertionError("still busy")
 
     def check_outcomes(self) -> None:
-        """Check that every reported token and end is correct."""
+        """Check the tokens of greedy requests against the reference, that each failure has an
+        expected reason, and that an output that ended by length has all its tokens.
+        """
         for key, spec in self.specs.items():
             outcome = self.harness.outcomes[key]
             if spec.sampling.temperature == 0.0:

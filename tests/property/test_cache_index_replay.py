@@ -1,7 +1,7 @@
-"""Applying the changes of a watch gives exactly the cached blocks of its salt.
+"""The snapshot of a watch and its changes together give exactly the cached blocks of its salt.
 
-This holds for any order of admissions, growth, ends, preemptions, distrust and evictions, over
-several salts. A watch may begin and be read at any time, its snapshot in pieces.
+This holds for any order of admissions, growth, ends, invalidated blocks and evictions, over several
+salts. A watch may start and be read at any time; its snapshot is read in pieces.
 """
 
 from __future__ import annotations

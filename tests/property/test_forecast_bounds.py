@@ -1,7 +1,7 @@
 """Forecasts compared with the engine itself, on a clock that the cost model drives.
 
-A request that the best case rejects must be late in reality, so no rejection is wrong. The expected
-wait must be of the right magnitude, as clients wait for the time in RetryInfo.
+No first token comes earlier than the forecast for a request alone on the machine. The expected wait
+must be of the right magnitude, because clients wait for the time in RetryInfo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The error table: each reason of the contract has an exception class below that of its status."""
+"""The client's errors: each reason of the contract has a subclass of the exception of its status,
+or that exception itself if both have the same name. Also their text, details, retry times and
+pickling.
+"""
 
 import pickle
 import re

@@ -1,5 +1,5 @@
-"""How the pool selects channels, closes them and waits for them; targets and their
-service config.
+"""How the client's pool selects channels, avoids failed ones, and limits open and waiting calls;
+addresses and service configs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The result of a check: its outcome, its reason and its duration."""
+"""Running checks: results, skipped checks, time limits, and the wait for a new engine."""
 
 import asyncio
 from dataclasses import replace

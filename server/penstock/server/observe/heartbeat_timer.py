@@ -12,8 +12,8 @@ _NUM_TICKS_PER_HEARTBEAT = 10
 
 
 class HeartbeatTimer:
-    """Calls `beat` once per second, with the lag in seconds of each tick since the previous call:
-    ten ticks, fewer in the first and the last call.
+    """Calls `heartbeat` once per second, with the lag in seconds of each tick since the previous
+    call: ten ticks, fewer in the first and the last call.
 
     `clock` returns monotonic seconds. It is not the time of the event loop, which does not advance
     while a callback runs.

@@ -1,6 +1,7 @@
 """Converts snapshots of the statistics and live requests to protobuf messages for operators.
 
-The names of states, phases and reasons are those of the API's enums, without the prefix.
+The snapshot names states, phases and reasons as the API's enums do, without the prefix; phases are
+in lower case.
 """
 
 import math

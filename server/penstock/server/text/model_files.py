@@ -126,8 +126,8 @@ class _Json:
         return value
 
     def child(self, key: str) -> "_Json":
-        """Return the object under `key`, empty if it is missing. Raises ModelFilesError if it is
-        not an object."""
+        """Return the object under `key`, empty if it is missing or null. Raises ModelFilesError if
+        it is anything else."""
         value = self.values.get(key)
         if value is None:
             return _Json(path=self.path, values={})

@@ -169,8 +169,9 @@ class LLM:
         return self._executor.submit(request)
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Return the statistics since the last call; only if statistics are fetched ("rpc"). Blocks
-        the calling thread up to `timeout` seconds while there are none.
+        """Return the statistics since the last call; if there are none yet, block the calling
+        thread for up to `timeout` seconds. Only for an engine with the setting `stats="rpc"`, where
+        callers fetch the statistics.
         """
         assert self._executor is not None
         assert self._executor.rpc_client is not None, "pushed statistics are read on the loop"
