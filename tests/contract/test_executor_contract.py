@@ -31,7 +31,7 @@ from penstock.scheduler.request import (
 )
 from support.core import BLOCK_SIZE, make_spec
 from support.executor_runs import Harness, Witness
-from support.trtllm_engine import hold_until_submitted
+from support.trtllm_engine import stepped_by_hand
 from support.trtllm_folders import hugging_face_folder
 
 VOCAB = 96
@@ -240,10 +240,10 @@ def test_slots_and_blocks_are_reused(harness: Harness) -> None:
 def test_preemption_does_not_change_outputs(harness: Harness) -> None:
     specs = [spec_of(i + 1, prompt_of(8, i), max_tokens=16) for i in range(4)]
 
-    executor, begin = harness.executor(num_blocks=12), None
-    if isinstance(executor.inner, TrtllmExecutor):  # It would run the first alone meanwhile.
-        begin = hold_until_submitted(executor.inner)
-    squeezed = harness.run(*specs, executor=executor, on_submitted=begin)
+    executor, iterate = harness.executor(num_blocks=12), None
+    if isinstance(executor.inner, TrtllmExecutor):  # It would run ahead of the scheduler.
+        iterate = stepped_by_hand(executor.inner)
+    squeezed = harness.run(*specs, executor=executor, after_step=iterate)
 
     assert sum(outcome.num_preemptions for outcome in squeezed) > 0
     assert [outcome.tokens for outcome in squeezed] == tokens_alone(harness, specs)

@@ -121,13 +121,14 @@ class Harness:
         budget: int = 256,
         stagger: bool = False,
         executor: Witness | None = None,
-        on_submitted: Callable[[], None] | None = None,
+        after_step: Callable[[], None] | None = None,
         **limits: int,
     ) -> list[Outcome]:
         """Submit all requests at once or, with `stagger`, one before every second step; step until
         idle, and return the outcomes in order of `specs`.
 
-        `budget`: maximum number of tokens per step. `on_submitted` is called after the first step.
+        `budget`: maximum number of tokens per step. `after_step` is called after every step,
+        instead of a wait until the executor has a result.
         """
         witness = executor or self.executor(**limits)
         engine = Engine(witness, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
@@ -141,10 +142,10 @@ class Harness:
             if not (pending or engine.has_work):
                 break
             collect_events(engine, outcomes)
-            if turn == 0 and on_submitted is not None:
-                on_submitted()
             engine.check_integrity()
-            if engine.ready_fd is not None and engine.has_work:
+            if after_step is not None:
+                after_step()
+            elif engine.ready_fd is not None and engine.has_work:
                 assert select.select([engine.ready_fd], [], [], PATIENCE_S)[0], "no news"
         assert not engine.has_work
         assert all(outcome.end is not None for outcome in outcomes.values())

@@ -62,16 +62,19 @@ def _settle(thread: LoopThread) -> None:
     thread.run(settled(), PATIENCE_S)
 
 
-def hold_until_submitted(executor: TrtllmExecutor) -> Callable[[], None]:
-    """Pause the newest engine; return a function that lets it run with all that was submitted."""
+def stepped_by_hand(executor: TrtllmExecutor) -> Callable[[], None]:
+    """Pause the newest engine; return a function that runs one iteration of it, with all that was
+    submitted before.
+    """
     control: EngineControl = fake_module("fake_control").engine()
     control.pause()
 
-    def begin() -> None:
+    def iterate() -> None:
         _settle(executor._engine._thread)
-        control.resume()
+        control.step()
+        _settle(executor._engine._thread)
 
-    return begin
+    return iterate
 
 
 class TrtllmHarness:
