@@ -34,8 +34,8 @@ _Seen = TypeVar("_Seen")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """A request to send `at_s` seconds after the start. `read_s`: pause of the reader after each
-    token, seconds.
+    """A request to send `at_s` seconds after the start. `name`: the request id, "" for a random
+    one. `read_s`: pause of the reader after each token, seconds.
     """
 
     ids: tuple[int, ...] = (5, 6, 7, 8)
