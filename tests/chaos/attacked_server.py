@@ -78,7 +78,7 @@ class Siege:
             lambda stats: is_quiet(stats) and not any(front.num_streams for front in stats.fronts)
         )
 
-    async def until_nothing_runs(self) -> None:
+    async def until_no_requests(self) -> None:
         """Wait until no request is live and no cache block is in use; calls may still be open."""
         await self.until(is_quiet)
 

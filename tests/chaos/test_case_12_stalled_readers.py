@@ -61,7 +61,7 @@ async def test_case_13_streams_with_a_zero_window_are_closed() -> None:
                 # Half of them are streams, which are cut; the responses of the others are not read.
                 await siege.until(lambda stats: stats.models[0].totals.num_failed >= 100)
             # Their connection is still open.
-            await siege.until_nothing_runs()
+            await siege.until_no_requests()
             assert siege.rss_mib() - before_mib < 64
         assert probe.num_errors == 0
         await siege.until_calm()

@@ -151,7 +151,7 @@ class Run:
             return Result(scenario=name, outcome="failed", why=f"does not start: {error}")
         try:
             async with asyncio.timeout(self._answer_s):
-                result = await self._converse(program, scenario)
+                result = await self._run_scenario(program, scenario)
         except TimeoutError:
             why = f"no answer within {self._answer_s:g} s{program.stderr_suffix}"
             result = Result(scenario=name, outcome="failed", why=why)
@@ -161,7 +161,7 @@ class Run:
             await self._end_program()
         return await self._cleaned(scenario, result)
 
-    async def goodbye(self) -> str:
+    async def check_exit(self) -> str:
         """Close the program's stdin; return a description of an incorrect exit, "" if there is
         none.
         """
@@ -183,7 +183,7 @@ class Run:
         self._sent_address = address
         return self._program
 
-    async def _converse(self, program: Program, scenario: Scenario) -> Result:
+    async def _run_scenario(self, program: Program, scenario: Scenario) -> Result:
         await program.write_line(scenario.name)
         has_acted = scenario.act is Act.NOTHING
         for _ in range(_MAX_LINES):
@@ -249,7 +249,7 @@ async def results_of(
     async with Run(command) as run:
         for name in names:
             add(await run.ask(name))
-        why = await run.goodbye()
+        why = await run.check_exit()
         if why:
             add(Result(scenario="exit", outcome="failed", why=_short(why)))
     return results

@@ -37,7 +37,7 @@ def make_executor(clock: VirtualClock, *, depth: int = 1, **limits: int) -> Simu
 
 
 class _Overhearing(EngineListeners):
-    """Also adds each step note and its measure to `flown`."""
+    """Engine listeners that also add each step note and its measure to `flown`."""
 
     def __init__(self, flown: "Flown") -> None:
         super().__init__(flown.writer)

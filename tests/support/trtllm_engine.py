@@ -78,8 +78,8 @@ def stepped_by_hand(executor: TrtllmExecutor) -> Callable[[], None]:
 
 
 class TrtllmHarness:
-    """A small engine. Its stand-in is paused after the start and its event loop's clock is stopped,
-    unless `is_free`.
+    """A scheduler over the TensorRT-LLM executor, with small limits. The stand-in of TensorRT-LLM
+    is paused after the start and its event loop's clock is stopped, unless `is_free`.
 
     `fake`: settings of the stand-in. `scheduler`, `watch`: fields of SchedulerConfig and
     WatchSettings. `config`: other fields of TrtllmConfig.
