@@ -81,7 +81,7 @@ class Seen:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Return the gap before each token except the first, seconds; 0 for all but the first token
+        """The gap before each token except the first, seconds; 0 for all but the first token
         of a message.
         """
         gaps = [0.0] * (self.messages[0][1] - 1) if self.messages else []

@@ -112,7 +112,7 @@ class Ledger:
 
     @property
     def worst_minute(self) -> float:
-        """Return the largest share of errors among the requests that ended within one minute."""
+        """The largest share of errors among the requests that ended within one minute."""
         minutes = self.by_minute.items()
         return max((self.errors_by_minute[at] / num for at, num in minutes), default=0.0)
 

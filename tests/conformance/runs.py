@@ -91,7 +91,7 @@ class Program:
 
     @property
     def stderr_suffix(self) -> str:
-        """Return the end of the program's stderr, as a suffix for a message."""
+        """The end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
     async def exit_code(self) -> int | None:

@@ -146,7 +146,7 @@ class TrtllmHarness:
 
     @property
     def num_inside(self) -> int:
-        """Return how many requests TensorRT-LLM has not released, by the executor's accounting."""
+        """Number of requests that TensorRT-LLM has not released, by the executor's accounting."""
         return self.executor._blocks.num_inside
 
     @property
@@ -156,8 +156,8 @@ class TrtllmHarness:
 
     @property
     def submitted_keys(self) -> list[int]:
-        """Return the keys of the submitted requests, derived from the prompts that `make_spec`
-        chose by key.
+        """The keys of the submitted requests, derived from their prompts, which `make_spec` chose
+        by key.
         """
         return [item.prompt_token_ids[0] // 100 for item in self.submitted]
 
