@@ -287,7 +287,7 @@ class DeviceSampler:
         self._counted.index_copy_(0, at, staged)
 
     def _staged(self, values: NDArray[Any]) -> Tensor:
-        """Return a copy in pinned memory, which the device can read asynchronously."""
+        """Return a copy that the device can read asynchronously: for CUDA, in pinned memory."""
         staged = torch.from_numpy(values)
         return staged.pin_memory() if self._device.type == "cuda" else staged.clone()
 
