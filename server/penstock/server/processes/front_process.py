@@ -223,7 +223,9 @@ def allow_many_descriptors() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= MAX_OPEN_FILES:
         return soft
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else max(soft, min(hard, MAX_OPEN_FILES))
+    wanted = (
+        MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else max(soft, min(hard, MAX_OPEN_FILES))
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
 
