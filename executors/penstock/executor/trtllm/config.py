@@ -82,7 +82,7 @@ class DecodingType(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheSettings:
-    """The engine's KV cache. Raises ValueError naming the field."""
+    """Settings of the engine's KV cache. Raises ValueError naming the field."""
 
     free_gpu_memory_fraction: float = setting(
         0.9,

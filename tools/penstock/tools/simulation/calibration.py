@@ -1,13 +1,13 @@
 """Fits the cost model to measured steps.
 
-Input: JSON lines, each a `StepMeasure`. The fit minimises the squares of the relative residuals,
-so that long prefills do not dominate decode steps, over non-negative coefficients. The model has
-four coefficients, so there are only sixteen sets of non-zero ones, and all are tried. Steps that
-took far longer than predicted (the first steps, pauses of the machine) are excluded and counted:
-the bound is six robust standard deviations, three to six being usual (Huber and Ronchetti, *Robust
-Statistics*), but at least half the predicted time. Finally all coefficients are scaled so that the
-predicted total time of the remaining steps equals the measured one, because throughput depends on
-the total time.
+Input: JSON lines, each a `StepMeasure` (token counts and duration of one step). The fit minimises
+the squares of the relative residuals, so that long prefills do not dominate decode steps, over
+non-negative coefficients. The model has four coefficients, so there are only sixteen sets of
+non-zero ones, and all are tried. Steps that took far longer than predicted (the first steps, pauses
+of the machine) are excluded and counted: the bound is six robust standard deviations, three to six
+being usual (Huber and Ronchetti, *Robust Statistics*), but at least half the predicted time.
+Finally all coefficients are scaled so that the predicted total time of the remaining steps equals
+the measured one, because throughput depends on the total time.
 """
 
 import itertools
