@@ -1,5 +1,5 @@
-"""The observer's connection to the engine: queries live requests, and sends log and profile
-commands.
+"""The observer's connection to the engine: queries live requests, and sends commands that set the
+log level or profile the engine.
 
 It is not a front (gRPC server process): it submits no requests and receives no events of steps.
 """
@@ -69,10 +69,10 @@ class EngineClient:
         await self._line.close()
 
     async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
-        """Return the engine's live outputs.
+        """Return the state of each output that is queued or running in the engine.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
-        `limit_s`.
+        `limit_s` seconds.
         """
         return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
@@ -80,7 +80,7 @@ class EngineClient:
         """Send a command to the engine process and return its result.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
-        `limit_s`.
+        `limit_s` seconds.
         """
         return await self._ask(
             self._commands, lambda ticket: Command(ticket=ticket, action=action), limit_s

@@ -1,5 +1,5 @@
-"""Receives the frames from fronts (gRPC server processes) in the observer, and queries the
-fronts for live requests.
+"""Receives the frames from fronts (gRPC server processes) in the observer, queries the fronts for
+live requests, and sends them commands.
 
 Accepts and closes the connections of the fronts. The supervisor owns the listening socket, so that
 the next observer receives frames that were sent while no observer was running.
@@ -78,7 +78,8 @@ class _Front:
 
 
 class FrontReceiver:
-    """Receives the frames from all fronts for `listener`, on one event loop.
+    """Receives the frames of all fronts and passes records and heartbeats to `listener`. All calls
+    except `pids` must be made on the event loop that called `start`.
 
     `num_unreadable` is the number of records that could not be decoded.
     """
@@ -94,7 +95,7 @@ class FrontReceiver:
 
     @property
     def front_ids(self) -> tuple[int, ...]:
-        """Ids of the connected fronts."""
+        """Ids of the connected fronts, in increasing order."""
         return tuple(sorted(self._by_id))
 
     @property
@@ -127,7 +128,8 @@ class FrontReceiver:
             line.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
-        """Return the live requests of all fronts, and whether all fronts responded in time."""
+        """Return the live requests of the fronts that responded within `limit_s` seconds, and
+        whether all connected fronts did."""
         asked = [front.ask_live() for front in self._by_id.values()]
         if not asked:
             return (), True
@@ -146,7 +148,7 @@ class FrontReceiver:
         """Send a command to one front and return its result.
 
         Raises FrontUnavailable if the front is not connected, disconnects, or does not respond
-        within `limit_s`.
+        within `limit_s` seconds.
         """
         front = self._by_id.get(front_id)
         if front is None:
