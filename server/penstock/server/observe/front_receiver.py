@@ -45,7 +45,7 @@ class _Front:
     front_id: int
     pid: int
     line: _Line
-    looks: PendingCalls[tuple[FrontView, ...]] = field(
+    view_queries: PendingCalls[tuple[FrontView, ...]] = field(
         default_factory=PendingCalls[tuple[FrontView, ...]]
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
@@ -54,7 +54,7 @@ class _Front:
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Query the live requests of the front; return the future of the response."""
-        ticket, answer = self.looks.add()
+        ticket, answer = self.view_queries.add()
         self.line.write(encode(LiveQuery(ticket=ticket)))
         return answer
 
@@ -62,7 +62,7 @@ class _Front:
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:
-            self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
+            self.view_queries.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
     def ask_command(self, action: Action) -> "asyncio.Future[CommandResult]":
         """Send a command; return the future of its result."""
@@ -70,10 +70,10 @@ class _Front:
         self.line.write(encode(Command(ticket=ticket, action=action)))
         return answer
 
-    def lose(self) -> None:
+    def fail_pending(self) -> None:
         """Fail the pending queries and commands, because the front has disconnected."""
         gone = FrontUnavailable(f"front {self.front_id} is gone")
-        self.looks.fail(gone)
+        self.view_queries.fail(gone)
         self.commands.fail(gone)
 
 
@@ -179,7 +179,7 @@ class FrontReceiver:
             self._is_empty.set()
         if front is None:
             return
-        front.lose()
+        front.fail_pending()
         if self._by_id.get(front.front_id) is front:
             del self._by_id[front.front_id]
             self._listener.front_gone(front.front_id)

@@ -112,7 +112,7 @@ class TraceIds:
         self._position = _POOL_BYTES
         _all_ids.add(self)
 
-    def forget(self) -> None:
+    def discard_pool(self) -> None:
         """Discard the pool of random bytes, because a forked process would share it."""
         self._position = _POOL_BYTES
 
@@ -156,13 +156,13 @@ class TraceIds:
 _all_ids: "weakref.WeakSet[TraceIds]" = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _discard_pools() -> None:
     for ids in _all_ids:
-        ids.forget()
+        ids.discard_pool()
 
 
 # A fork copies the pool. Checking the process id for each id would cost more than creating it.
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_discard_pools)
 
 
 def _text_of(value: str | bytes) -> str:

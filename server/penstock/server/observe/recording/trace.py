@@ -20,7 +20,7 @@ DEFAULT_PREFIX_BLOCK_TOKENS = 512
 
 
 class TraceError(ValueError):
-    """A trace cannot be read. The message has the place and the reason."""
+    """A trace cannot be read. The message has the place in the file and the reason."""
 
 
 def check_text(name: str, text: str) -> None:
@@ -109,7 +109,8 @@ class TraceRequest(
 
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step: numbers of prefill tokens, decode rows and context tokens, and its duration."""
+    """A step: the numbers of its prefill tokens, decode rows and context tokens, and its duration
+    in seconds."""
 
     n_prefill: _StepCount
     n_decode: _StepCount
