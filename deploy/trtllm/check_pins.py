@@ -2,7 +2,7 @@
 
     check_pins.py record                     print name==version of every installed package
     check_pins.py constraints before.txt     print a file for `pip install --constraint`
-    check_pins.py compare FOLDER             before.txt against after.txt, and the complaints of
+    check_pins.py compare FOLDER             before.txt against after.txt, and the problems of
                                              `pip check` likewise; exit 1 when something got worse
 
 The environment variable MAY_RISE names further packages, separated by spaces, that an install may
@@ -107,7 +107,7 @@ def changes(
     return found
 
 
-def new_complaints(before: Iterable[str], after: Iterable[str]) -> list[str]:
+def new_problems(before: Iterable[str], after: Iterable[str]) -> list[str]:
     """Return the lines of `pip check` that are only in `after`."""
     known = {line.strip() for line in before}
     return sorted(
@@ -121,8 +121,8 @@ def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
     """Return the differences between the two records in `folder`; empty if nothing got worse."""
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)
-    worse += new_complaints(
-        _lines(folder / "complaints-before.txt"), _lines(folder / "complaints-after.txt")
+    worse += new_problems(
+        _lines(folder / "problems-before.txt"), _lines(folder / "problems-after.txt")
     )
     return worse
 

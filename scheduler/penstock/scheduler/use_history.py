@@ -15,7 +15,7 @@ from penstock.scheduler.check_pieces import Faults, pieces
 MAX_USES = 8
 
 
-class Return(NamedTuple):
+class RecomputedPart(NamedTuple):
     """A part of a chain that was evicted and is computed again: `num_blocks` blocks, which had been
     used `num_uses` times when they were evicted. `turn`: their last release (see
     `cached_blocks.EvictionOrder`).
@@ -47,23 +47,23 @@ class UseHistory:
             if uses[block] < MAX_USES:
                 uses[block] += 1
 
-    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Return]:
+    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[RecomputedPart]:
         """Register the digests of new blocks; return the parts that had been evicted, whose use
         counts are restored plus one.
         """
         self._digest_of.update(zip(blocks, digests, strict=True))
         if self._remembered.keys().isdisjoint(digests):
             return []
-        returns: list[Return] = []
+        returns: list[RecomputedPart] = []
         for block, digest in zip(blocks, digests, strict=True):
             known = self._remembered.pop(digest, None)
             if known is None:
                 continue
             self.uses[block] = min(known[0] + 1, MAX_USES)
             if returns and returns[-1][:2] == known:
-                returns[-1] = Return(*known, returns[-1].num_blocks + 1)
+                returns[-1] = RecomputedPart(*known, returns[-1].num_blocks + 1)
             else:
-                returns.append(Return(*known, 1))
+                returns.append(RecomputedPart(*known, 1))
         return returns
 
     def evict(self, blocks: Sequence[int], turn: int) -> None:

@@ -144,10 +144,10 @@ class Child:
         """Wait until the child has ended, close its control connection, and return the exit code,
         which is negative for a signal."""
         code = await self._process.wait()
-        self.close_lifeline()
+        self.close_control_connection()
         return code
 
-    def close_lifeline(self) -> None:
+    def close_control_connection(self) -> None:
         """Close the control connection. The child then ends immediately, as if this process had
         died."""
         self._line.abort()

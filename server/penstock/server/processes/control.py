@@ -52,11 +52,11 @@ def begin(
     """Connect to the supervisor and start logging; return the connection and the launch parameters.
 
     `name` is the name of the process in the log. `arguments` are the arguments of the program; the
-    first is the inherited descriptor. For `before_exit` see `hold_lifeline`.
+    first is the inherited descriptor. For `before_exit` see `exit_with_supervisor`.
     """
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(launch_type, control.read_launch())
-    control.hold_lifeline(launch.socket_path, before_exit)
+    control.exit_with_supervisor(launch.socket_path, before_exit)
     server = launch.server
     configure_logging(
         name,
@@ -101,7 +101,7 @@ class ChildControl:
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
         self._on_engine_lost: Callable[[], object] | None = None
-        self._last_act: Callable[[], object] | None = None
+        self._before_exit: Callable[[], object] | None = None
         self.stop_grace_s: float | None = None
         """The grace period in the command to stop, in seconds; None for the configured one."""
         self.is_hand_over = False
@@ -125,7 +125,7 @@ class ChildControl:
                     return first.settings
         os._exit(EXIT_ORPHANED)
 
-    def hold_lifeline(
+    def exit_with_supervisor(
         self, socket_path: Path, before_exit: Callable[[], object] | None = None
     ) -> None:
         """From now on, when the supervisor dies, remove the folder of the service's sockets, call
@@ -134,8 +134,8 @@ class ChildControl:
         A thread watches the connection and does this, so it works while the main thread computes.
         """
         self._socket_path = socket_path
-        self._last_act = before_exit
-        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+        self._before_exit = before_exit
+        threading.Thread(target=self._watch, name="control-connection", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Register `stop`, which is called on another thread when the command to stop arrives.
@@ -181,8 +181,8 @@ class ChildControl:
         if self._socket_path is not None:
             _remove_folder(self._socket_path.parent)
         try:
-            if self._last_act is not None:
-                self._last_act()
+            if self._before_exit is not None:
+                self._before_exit()
         finally:
             os._exit(EXIT_ORPHANED)
 

@@ -1,6 +1,6 @@
 """The wrapper around all handlers: converts exceptions to gRPC statuses.
 
-RequestError and CallFailed become the status of their `Failure`, and
+RequestError and OtherRequestFailed become the status of their `Failure`, and
 unexpected exceptions become INTERNAL. Counts active calls. Handlers take and return bytes, so that
 Penstock itself reports malformed messages. CancelledError always propagates: a client that
 disconnects is not an error, and a call whose CancelledError is suppressed leaks.
@@ -83,7 +83,7 @@ Arrived = AdmittedCall | Failure
 """The message of a call, or the failure if its caller is rejected."""
 
 
-class CallFailed(Exception):
+class OtherRequestFailed(Exception):
     """A call failed because of an error with another call's request, whose `request_id` is reported
     in RequestInfo."""
 
@@ -334,7 +334,7 @@ class HandlerWrapper:
         try:
             try:
                 return await call
-            except CallFailed as error:
+            except OtherRequestFailed as error:
                 failure, request_id = error.failure, error.request_id
             except RequestError as error:
                 failure = error.failure

@@ -24,12 +24,12 @@ class Gate(Protocol):
         """Record that no more requests will arrive."""
         ...
 
-    def let_in(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
+    def admit(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
         """Return the requests to admit now; `is_idle`: the engine has no work."""
         ...
 
     def next_opening_s(self) -> float:
-        """Return when `let_in` would admit a request to an idle engine: minus infinity for now,
+        """Return when `admit` would admit a request to an idle engine: minus infinity for now,
         infinity if this depends on further arrivals.
         """
         ...
@@ -54,7 +54,7 @@ class OpenGate:
     def close(self) -> None:
         """Do nothing: requests are admitted immediately."""
 
-    def let_in(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
+    def admit(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
         """Return all arrived requests."""
         del now_s, is_idle
         arrived, self._arrived = self._arrived, []
@@ -91,7 +91,7 @@ class BatchGate:
         """
         self._is_closed = True
 
-    def let_in(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
+    def admit(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
         """Return the next batch if the gate is open and the engine idle, else an empty list."""
         if not (is_idle and now_s >= self.next_opening_s()):
             return []

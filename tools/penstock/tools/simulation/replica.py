@@ -93,7 +93,7 @@ class Replica:
         clock, engine, gate = self._clock, self.engine, self._gate
         while clock() < until_s:
             is_idle = not engine.has_work
-            for spec in gate.let_in(clock(), is_idle=is_idle):
+            for spec in gate.admit(clock(), is_idle=is_idle):
                 engine.submit((spec,))
             if engine.has_work:
                 self._step(until_s)

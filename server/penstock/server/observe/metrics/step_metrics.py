@@ -48,7 +48,7 @@ class StepMetrics:
             tables.gauge(catalogue.KV_BLOCKS).set(0, state)
         self.set_gauges()
 
-    def take_engine(self, hello: EngineHello) -> None:
+    def set_engine(self, hello: EngineHello) -> None:
         """Record a new engine, and set the gauges of its limits."""
         self._enter(hello.epoch)
         info = hello.executor
@@ -57,14 +57,14 @@ class StepMetrics:
         gauge(catalogue.KV_TOTAL).set(info.num_blocks)
         gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
 
-    def take_up(self, epoch: int, is_up: bool) -> None:
+    def set_engine_up(self, epoch: int, is_up: bool) -> None:
         """Record whether a front (gRPC server process) is connected to an engine, and the
         epoch of that engine. Without an engine, `set_gauges` sets the load to zero."""
         self._enter(epoch)
         self._is_up = is_up
         self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))
 
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+    def add_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
         """Add rows of STEP, the oldest first, which may arrive after the end of their engine.
         `num_missed` is the number of preceding steps that were overwritten before they were
         read."""
@@ -80,7 +80,7 @@ class StepMetrics:
             self._count_rows(epoch, name, _sum(rows, column))
         self._observe(rows)
 
-    def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
+    def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
         """Set the totals of the flight recorder, which include all steps and replace the counts of
         rows. Those of an older engine are ignored."""
         self._enter(epoch)
