@@ -208,11 +208,22 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
     assert outcome.end.reason is FinishReason.LENGTH
 
 
+def iteration_of(executor: Witness) -> Callable[[], None] | None:
+    """Return what runs one iteration of a self-paced executor, which could otherwise run ahead of
+    the scheduler; None for others.
+    """
+    if isinstance(executor.inner, TrtllmExecutor):
+        return stepped_by_hand(executor.inner)
+    return None
+
+
 def test_requests_in_a_changing_batch_get_the_same_output_as_alone(harness: Harness) -> None:
     specs = crowd()
     executor = harness.executor()
 
-    together = harness.run(*specs, stagger=True, executor=executor)
+    together = harness.run(
+        *specs, stagger=True, executor=executor, after_step=iteration_of(executor)
+    )
 
     assert executor.max_rows > 1
     assert [outcome.tokens for outcome in together] == tokens_alone(harness, specs)
@@ -240,10 +251,8 @@ def test_slots_and_blocks_are_reused(harness: Harness) -> None:
 def test_preemption_does_not_change_outputs(harness: Harness) -> None:
     specs = [spec_of(i + 1, prompt_of(8, i), max_tokens=16) for i in range(4)]
 
-    executor, iterate = harness.executor(num_blocks=12), None
-    if isinstance(executor.inner, TrtllmExecutor):  # It would run ahead of the scheduler.
-        iterate = stepped_by_hand(executor.inner)
-    squeezed = harness.run(*specs, executor=executor, after_step=iterate)
+    executor = harness.executor(num_blocks=12)
+    squeezed = harness.run(*specs, executor=executor, after_step=iteration_of(executor))
 
     assert sum(outcome.num_preemptions for outcome in squeezed) > 0
     assert [outcome.tokens for outcome in squeezed] == tokens_alone(harness, specs)

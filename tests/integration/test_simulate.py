@@ -81,7 +81,12 @@ def test_a_cost_fit_is_printed(simulate: Simulate, tmp_path: Path) -> None:
     steps = [(0, 1, 10), (100, 0, 100), (50, 4, 900), (0, 9, 90), (7, 7, 7777)]
     lines = [
         json.dumps(
-            {"n_prefill": p, "n_decode": d, "n_context": c, "seconds": 0.01 + p * 1e-4 + d * 1e-3}
+            {
+                "num_prefill_tokens": p,
+                "num_decodes": d,
+                "num_context_tokens": c,
+                "seconds": 0.01 + p * 1e-4 + d * 1e-3,
+            }
         )
         for p, d, c in steps
     ]

@@ -73,7 +73,7 @@ class Connections:
             )
 
     @asynccontextmanager
-    async def turn(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
+    async def admitted(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
         """Wait until one more generation may be sent, which counts as open inside the `with` block.
 
         Raises BacklogFull immediately if too many generations wait, DeadlineExceeded after

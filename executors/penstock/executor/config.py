@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.executor import limit_texts
 from penstock.executor.device_defaults import device_defaults
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
@@ -143,7 +144,7 @@ class ExecutorConfig:
         choices=KV_CACHE_DTYPES,
         shown="auto, the model's",
     )
-    block_size: int = setting(DEFAULT_BLOCK_SIZE, "cache", "tokens per KV cache block", at_least=1)
+    block_size: int = setting(DEFAULT_BLOCK_SIZE, "cache", limit_texts.BLOCK_SIZE, at_least=1)
     num_blocks: int | None = setting(
         None,
         "cache",
@@ -173,7 +174,7 @@ class ExecutorConfig:
     max_num_seqs: int = setting(
         64,
         "batching",
-        "maximum number of running requests",
+        limit_texts.MAX_NUM_SEQS,
         at_least=1,
         is_everyday=True,
         shown="64, on a GPU 256",
@@ -182,7 +183,7 @@ class ExecutorConfig:
     max_seq_len: int | None = setting(
         None,
         "batching",
-        "maximum length of prompt and output together, tokens",
+        limit_texts.MAX_SEQ_LEN,
         at_least=2,
         is_everyday=True,
         shown="the model's",

@@ -29,7 +29,7 @@ class FaultKind(enum.StrEnum):
     by its blocks. Pipeline depth 1 only.
     """
     EXECUTOR_DIES = "executor_dies"
-    """This `collect`, and every later `launch` and `collect`, raise ExecutorDied."""
+    """`collect` of this step, and every later `launch` and `collect`, raise ExecutorDied."""
     PROCESS_EXITS = "process_exits"
     """The process exits at once with `Fault.exit_code`, as on a driver fault."""
     HANG = "hang"

@@ -30,10 +30,10 @@ def run_isolated(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
     """Run a step and return its result; if it raises, isolate the failing rows, so that only these
     fail.
 
-    `run` gets the whole batch, or some of its rows without admissions and releases. ExecutorDied
-    from `run` ends the search immediately. `recover` is called with every other exception, for
-    cleanup; an exception from it ends the search too, such as ExecutorDied if the whole executor
-    has failed.
+    `run` is called with `batch`, then with batches of some or all of its rows, without admissions
+    and releases. ExecutorDied from `run` ends the search immediately. `recover` is called with
+    every other exception, for cleanup; an exception from it ends the search too, such as
+    ExecutorDied if the whole executor has failed.
     """
     try:
         return run(batch)
@@ -42,13 +42,13 @@ def run_isolated(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
     # On any exception, search for the row that caused it.
     except Exception as error:
         _recover(error, recover)
-    rows = _Rows(batch, run, recover)
+    rows = _RowSearch(batch, run, recover)
     # Repeat the whole step first: the cause may have been temporary, for example a lack of memory.
-    rows.settle(0, batch.num_rows)
+    rows.isolate(0, batch.num_rows)
     return _joined(rows.results, tuple(rows.failures))
 
 
-class _Rows:
+class _RowSearch:
     """Searches the rows of one batch for those that cause an error; collects results in row
     order.
     """
@@ -60,7 +60,7 @@ class _Rows:
         self.results: list[StepResult] = []
         self.failures: list[SlotFailure] = []
 
-    def settle(self, first: int, last: int) -> None:
+    def isolate(self, first: int, last: int) -> None:
         """Run rows `first .. last - 1`; if they raise, run each half separately, recursively;
         record a single row that raises as failed.
         """
@@ -72,8 +72,8 @@ class _Rows:
             self.failures.extend(SlotFailure(slot=slot, detail=error) for slot in slots)
             return
         middle = (first + last) // 2
-        self.settle(first, middle)
-        self.settle(middle, last)
+        self.isolate(first, middle)
+        self.isolate(middle, last)
 
     def _try(self, first: int, last: int) -> str:
         """Run the rows; return the error, or an empty string if there was none."""

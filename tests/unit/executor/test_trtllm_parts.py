@@ -43,7 +43,7 @@ def test_requests_enter_the_engine_in_the_order_of_admission() -> None:
     for each in submitted:
         account.admit(each)
 
-    assert list(account.enter()) == submitted
+    assert list(account.next_submissions()) == submitted
     assert account.num_inside == 3
 
 
@@ -51,15 +51,15 @@ def test_a_released_request_occupies_its_slot_until_the_engine_ends_it() -> None
     account = BlockAccount(max_num_seqs=1, num_blocks=8)
     old, new = request_of(1), request_of(2)
     account.admit(old)
-    list(account.enter())
+    list(account.next_submissions())
 
     assert account.release(old)
     account.admit(new)
-    assert list(account.enter()) == []
+    assert list(account.next_submissions()) == []
     assert (account.num_inside, account.num_waiting) == (1, 1)
     account.on_end(old)
 
-    assert list(account.enter()) == [new]
+    assert list(account.next_submissions()) == [new]
 
 
 def test_a_released_request_occupies_its_pages_until_the_engine_ends_it() -> None:
@@ -72,30 +72,30 @@ def test_a_released_request_occupies_its_pages_until_the_engine_ends_it() -> Non
     )
     for each in (old, other):
         account.admit(each)
-    list(account.enter())
+    list(account.next_submissions())
     account.release(old)
 
     account.admit(big)
     account.admit(small)
     # The small one would fit, and must not overtake.
-    assert list(account.enter()) == []
+    assert list(account.next_submissions()) == []
     account.on_end(old)
 
-    assert list(account.enter()) == [big, small]
+    assert list(account.next_submissions()) == [big, small]
 
 
 def test_releasing_a_request_that_never_entered_the_engine_needs_no_abort() -> None:
     account = BlockAccount(max_num_seqs=1, num_blocks=8)
     leaving, waiting = request_of(1), request_of(2)
     account.admit(leaving)
-    list(account.enter())
+    list(account.next_submissions())
     account.release(leaving)
     account.admit(waiting)
 
     assert not account.release(waiting)
     account.on_end(leaving)
 
-    assert list(account.enter()) == []
+    assert list(account.next_submissions()) == []
     assert account.num_inside == 0
 
 
@@ -103,7 +103,7 @@ def test_releasing_after_the_end_in_the_engine_needs_no_abort() -> None:
     account = BlockAccount(max_num_seqs=1, num_blocks=8)
     done = request_of(1)
     account.admit(done)
-    list(account.enter())
+    list(account.next_submissions())
     account.on_end(done)
 
     assert not account.release(done)

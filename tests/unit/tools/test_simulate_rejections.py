@@ -73,14 +73,18 @@ def test_a_broken_compressed_trace_is_not_of_its_format(
     assert "trace.csv.gz:1: is not a gzip file" in rejection(capsys, "simulate", "--trace", trace)
 
 
+STEP = '{"num_prefill_tokens": %s, "num_decodes": 0, "num_context_tokens": 1, "seconds": 1}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (f'{{"x": {NESTED}', "steps:1: not JSON: it is nested too deep"),
-        ('{"n_prefill": 1' + "0" * 400 + "}", "steps:1: Number out of range - at `$.n_prefill`"),
+        (STEP % ("1" + "0" * 400), "steps:1: num_prefill_tokens must be in 0 .. "),
+        (STEP % "1.5", "steps:1: Expected `int`, got `float` - at `$.num_prefill_tokens`"),
         (b"\xff", "steps: is not UTF-8 text"),
     ],
-    ids=["nested", "huge", "bytes"],
+    ids=["nested", "huge", "fraction", "bytes"],
 )
 def test_an_invalid_file_of_steps_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, message: str

@@ -1,7 +1,7 @@
 """`penstock build`: builds TensorRT engines ahead of time, for models that need one.
 
 Progress and the builder's output are written to stderr; the last line of stdout is the path to
-serve. `engine_build` does the build.
+serve. The module `penstock.executor.trtllm.engine_build` does the build.
 """
 
 import argparse

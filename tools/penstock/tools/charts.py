@@ -41,8 +41,8 @@ class Chart:
     """Lines over common linear axes that include 0. `name`: the name of its file, without suffix.
     `has_marks`: each point is marked, for lines with few measured points.
 
-    `y_limit`: the end of the y axis if a value is greater; values beyond it are marked by triangles
-    at the top, with their numbers. Not positive, NaN or infinite: no limit. `limit_text`: a
+    `y_limit`: the end of the y axis if a value is greater; values above it are marked by triangles
+    at the top, labelled with the values. Not positive, NaN or infinite: no limit. `limit_text`: a
     description of the limit, e.g. "twice the target".
     """
 
@@ -67,8 +67,8 @@ class Chart:
         return f"{_TRIANGLE} over {self.limit_text}" if self.limit < math.inf else ""
 
     def points(self, series: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the x and y values to draw: the finite points, evenly sampled if there are more
-        than 600.
+        """Return the x and y values to draw, float64 [m]: the finite points, evenly sampled if
+        there are more than 600.
         """
         is_drawn = np.isfinite(series.x) & np.isfinite(series.y)
         x, y = series.x[is_drawn], series.y[is_drawn]
@@ -166,7 +166,7 @@ class _Axis:
         return cls(low=low, high=high, start=start, end=end, is_whole=is_whole)
 
     def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert values to pixels."""
+        """Return the pixel position of each value, float64 [n]."""
         share = (values - self.low) / (self.high - self.low)
         pixels: NDArray[np.float64] = self.start + share * (self.end - self.start)
         return pixels
@@ -226,7 +226,7 @@ def _grid(x_axis: _Axis, y_axis: _Axis) -> list[str]:
 
 def _legend(names: list[str], x: float) -> list[str]:
     """Return the legend's SVG elements, beginning at pixel `x`; names that do not fit are replaced
-    by their number.
+    by the text "and N more".
     """
     parts: list[str] = []
     for number, name in enumerate(names):

@@ -1,7 +1,7 @@
 """Starts a service for the duration of a command, waits until it is ready, and stops it.
 
-The service is a child process, `penstock serve` on a free port. Every wait has a time limit.
-Signals are sent only to the child.
+The service is a child process, `penstock serve` on a free port. Its start and its stop have time
+limits. Signals are sent only to the child.
 """
 
 import asyncio
@@ -150,7 +150,8 @@ class OwnService:
             raise ServiceFailed(self._explain(waited)) from None
         match = READY_LINE.match(self.ready_line)
         if match is None:
-            # Its output has ended, so it is about to exit: its exit code is wanted, not a signal's.
+            # The service's output has ended, so it is about to exit. Without this wait, `_end`
+            # would send a signal and report that instead of the service's exit code.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_S)
             raise ServiceFailed(self._explain("the service ended before it was ready"))

@@ -66,14 +66,14 @@ def finite_or_none(value: Any) -> Any:
 
 
 def seconds_text(value_s: float) -> str:
-    """Format a duration in milliseconds or seconds; "-" for NaN."""
+    """Format a duration: in milliseconds if it is less than 1 s, else in seconds; "-" for NaN."""
     if math.isnan(value_s):
         return "-"
     return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
 
 
 def share_text(value: float, num_decimals: int = 1) -> str:
-    """Format a share in per cent; "-" for NaN."""
+    """Format a share, 1.0 for all, in per cent; "-" for NaN."""
     return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
 
 

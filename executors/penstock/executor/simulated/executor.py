@@ -52,10 +52,11 @@ class SimulatedExecutor:
     as a VirtualClock.
 
     The constructor raises ValueError for a cache of less than a block, or for NO_TOKENS or
-    EXTRA_TOKENS faults with pipeline depth 2. `launch` and `collect` raise ExecutorDied once the
-    executor is closed or dead, DeviceCheckError (strict mode) for a batch that a real device would
-    compute wrongly, and RuntimeError for calls in the wrong order. `close` may be called from
-    another thread; it ends a waiting `collect`.
+    EXTRA_TOKENS faults with pipeline depth 2; OSError if `model_path` is given and its config.json
+    cannot be read. `launch` and `collect` raise ExecutorDied once the executor is closed or dead,
+    DeviceCheckError (strict mode) for a batch that a real device would compute wrongly, and
+    RuntimeError for calls in the wrong order. `close` may be called from another thread; it ends a
+    waiting `collect`.
     """
 
     def __init__(self, config: ExecutorConfig, *, pacer: Pacer | None = None) -> None:
@@ -203,7 +204,7 @@ class SimulatedExecutor:
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
         """Compute the rows of `batch`. Raises _ScriptedError if one of them must raise. `counts`
-        int32 [slots]: how many tokens each slot gets.
+        int32 [max_num_seqs]: how many tokens each slot gets.
         """
         if self._raising and not self._raising.isdisjoint(batch.slots.tolist()):
             raise _ScriptedError("a scripted fault")

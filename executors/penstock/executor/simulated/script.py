@@ -30,7 +30,9 @@ class FaultScript:
         return not any(self._times_left)
 
     def admit(self, request: Request) -> None:
-        """Record the slot of a request, its ordinal, and which fault tokens its prompt contains."""
+        """Record the slot of a request, its number in order of first admission, and which of the
+        faults' `at_prompt_token` ids its prompt contains.
+        """
         key = request.spec.key
         # To limit memory, requests after the last `at_request` in the script are not recorded.
         if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:

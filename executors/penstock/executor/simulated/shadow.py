@@ -70,7 +70,7 @@ class ShadowMemory:
         self.append(slot, tokens)
 
     def append(self, slot: int, tokens: NDArray[np.int32]) -> None:
-        """Add tokens, and their expected entries, to a slot."""
+        """Add `tokens` [n] to a slot, and compute their expected entries."""
         first, end = int(self._num_known[slot]), int(self._num_known[slot]) + len(tokens)
         self._tokens[slot, first:end] = tokens
         positions = np.arange(first, end, dtype=np.uint64)

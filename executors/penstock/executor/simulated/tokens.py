@@ -75,8 +75,8 @@ def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
 
 
 def simulated_logprobs(tokens: NDArray[np.int32], num_top: int, vocab_size: int) -> TokenLogprobs:
-    """Return log probabilities of `tokens`, and `num_top` top ones each, in a simulated
-    distribution: 1/2 for the token, 1/4 for the next token id, and so on.
+    """Return the log probabilities of `tokens` [m], and for each the `num_top` most likely tokens,
+    in a simulated distribution: 1/2 for the token, 1/4 for the next token id, and so on.
     """
     ranks = np.arange(min(num_top, vocab_size), dtype=np.int32)
     return TokenLogprobs(

@@ -53,7 +53,8 @@ class TorchExecutor:
     model's modules.
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
-    the model, ValueError naming the field when the settings do not fit the model.
+    the model, ValueError naming the field when the settings do not fit the model or the memory, and
+    ValueError if PENSTOCK_CPU_KERNELS names an instruction set that does not run here.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class TorchExecutor:
         """
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
-        self._rules.follow(batch)
+        self._rules.update(batch)
         if batch.num_rows == 0:
             self._results.append(
                 StepResult(slots=batch.sampled_slots, tokens=np.zeros(0, dtype=np.int32))

@@ -26,8 +26,8 @@ bandwidth).
 
 
 def eager_path(model: LoadedModel) -> ForwardPath:
-    """Return the path that supports every loaded model. On a CPU, pack the model's linear layers in
-    place.
+    """Return the eager path, which supports every loaded model. On a CPU, pack the model's bfloat16
+    linear layers in place.
     """
     num_weight_bytes = weight_bytes(model)
     if model.device.type == "cpu":

@@ -25,7 +25,7 @@ class SlotRules:
         self.bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
         self.rejections: dict[int, str] = {}
 
-    def follow(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
         """Apply the releases and admissions of a batch."""
         for slot in batch.released:
             self.bias.pop(slot, None)

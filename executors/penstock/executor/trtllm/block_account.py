@@ -18,7 +18,7 @@ class BlockAccount:
 
     `max_num_seqs` and `num_blocks`: the limits on concurrent requests and on their KV cache blocks.
     The scheduler keeps its requests within them; a request waits only while aborted requests still
-    hold what it needs.
+    hold the slot or the blocks that it needs.
     """
 
     def __init__(self, *, max_num_seqs: int, num_blocks: int) -> None:
@@ -52,8 +52,8 @@ class BlockAccount:
         return sum(each.num_blocks for each in self._leaving)
 
     def admit(self, submitted: SubmittedRequest) -> None:
-        """Add a request to which the scheduler assigned a slot; `enter` yields it once the engine
-        has a slot and blocks for it.
+        """Add a request to which the scheduler assigned a slot; `next_submissions` yields it once
+        the engine has a slot and blocks for it.
         """
         self._waiting.append(submitted)
         self._unanswered.add(submitted)
@@ -62,7 +62,7 @@ class BlockAccount:
         """Record that the engine returned a response for the request."""
         self._unanswered.discard(submitted)
 
-    def enter(self) -> Iterator[SubmittedRequest]:
+    def next_submissions(self) -> Iterator[SubmittedRequest]:
         """Yield the requests to submit now, in order; each counts as submitted from then on."""
         while self._waiting and self._has_room(self._waiting[0]):
             submitted = self._waiting.popleft()

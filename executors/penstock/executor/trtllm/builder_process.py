@@ -35,8 +35,8 @@ class BuilderUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderEnd:
-    """How a run of the builder ended: its exit code (negative: ended by that signal), its last
-    non-empty lines of output (at most 20) and its duration.
+    """How a run of the builder ended: its exit code (negative: the number of the signal that ended
+    it), its last non-empty lines of output (at most 20) and its duration.
     """
 
     exit_code: int
@@ -151,7 +151,7 @@ def _forward_output(
     heartbeat_s: float,
 ) -> tuple[str, ...]:
     """Pass the output to `show` until the pipe is closed, or the builder has ended and the pipe is
-    idle for 2 s; return the last non-empty lines.
+    idle for 2 s; return the last non-empty lines, at most 20.
     """
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)

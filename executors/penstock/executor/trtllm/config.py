@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.executor import limit_texts
 from penstock.scheduler.setting import SettingError, check, required, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -81,7 +82,7 @@ class DecodingType(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheSettings:
-    """The engine's KV cache. Raises ValueError naming the field."""
+    """Settings of the engine's KV cache. Raises ValueError naming the field."""
 
     free_gpu_memory_fraction: float = setting(
         0.9,
@@ -97,7 +98,7 @@ class KvCacheSettings:
         shown="limited only by free_gpu_memory_fraction",
     )
     tokens_per_block: int = setting(
-        32, text="tokens per KV cache block, a power of 2", at_least=1, at_most=_MAX_COUNT
+        32, text=limit_texts.BLOCK_SIZE + ", a power of 2", at_least=1, at_most=_MAX_COUNT
     )
     enable_block_reuse: bool = setting(
         True, text="whether equal prefixes share blocks; --prefix-caching must agree"
@@ -351,7 +352,7 @@ class TrtllmConfig:
     """The settings of a TensorRT-LLM engine. Raises ValueError naming the field."""
 
     max_batch_size: int = setting(
-        256, text="maximum number of running requests", at_least=1, at_most=_MAX_COUNT
+        256, text=limit_texts.MAX_NUM_SEQS, at_least=1, at_most=_MAX_COUNT
     )
     max_num_tokens: int = setting(
         8192,
@@ -362,7 +363,7 @@ class TrtllmConfig:
     )
     max_seq_len: int | None = setting(
         None,
-        text="maximum length of prompt and output together, tokens",
+        text=limit_texts.MAX_SEQ_LEN,
         at_least=2,
         at_most=MAX_INT32,
         shown="the model's",

@@ -32,8 +32,8 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class CacheUnusable(Exception):
-    """The place of an engine is occupied by a folder that this cache did not create; the message
-    names the folder.
+    """The path for an engine is taken by a folder that this cache did not create; the message names
+    the folder.
     """
 
 

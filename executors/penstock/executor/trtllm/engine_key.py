@@ -2,10 +2,10 @@
 the TensorRT-LLM version.
 
 The hash includes, for every file that is not hidden, its relative name and size. For files up to 1
-MiB it also includes the content; for larger files the header (safetensors only), 256 samples spread
-over the file, and the modification time. Reading all weights would take as long as some builds;
-samples and modification time detect weights that a checkpoint tool has rewritten. A copy of the
-folder with other modification times has another key, so its engine is built again.
+MiB it also includes the content; for larger files the header (safetensors only), 256 samples of 16
+KiB spread over the file, and the modification time. Reading all weights would take as long as some
+builds; samples and modification time detect weights that a checkpoint tool has rewritten. A copy of
+the folder with other modification times has another key, so its engine is built again.
 """
 
 import hashlib

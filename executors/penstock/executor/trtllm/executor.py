@@ -32,10 +32,10 @@ _FORGOTTEN = "no response for this request while others progressed"
 class TrtllmExecutor:
     """An `Executor` with one TensorRT-LLM engine. Call its methods on one thread.
 
-    Raises ExecutorUnavailable when the package is missing, cannot be loaded or lacks a class;
-    ValueError for settings that the installed version or the model folder does not support;
-    ExecutorDied when the engine does not start or respond, or cannot use an adapter. `clock`
-    returns monotonic seconds.
+    The constructor raises ExecutorUnavailable when the package is missing, cannot be loaded or
+    lacks a class; ValueError for settings that the installed version or the model folder does not
+    support; ExecutorDied when the engine does not start or respond, or cannot use an adapter.
+    `clock` returns monotonic seconds.
     """
 
     def __init__(self, config: ExecutorConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -186,7 +186,7 @@ class TrtllmExecutor:
                 logger.info("engine account: %s", account)
 
     def _hand_over(self, aborts: list[SubmittedRequest]) -> None:
-        submits = list(self._blocks.enter())
+        submits = list(self._blocks.next_submissions())
         if aborts or submits:
             self._watchdog.watch(submits, self._clock())
             self._engine.carry_out(aborts, submits)

@@ -49,9 +49,9 @@ class PageAudit:
             self._mirror.popleft()
 
     def expect_check(self, now_s: float, *, is_busy: bool) -> None:
-        """Call while no statistics have arrived: counts a missed period after more than 30 s
-        without a `check`. `is_busy`: whether requests are in the engine; if not, the period begins
-        again.
+        """Count a missed period if there was no `check` for more than 30 s; call it at each step
+        for which no statistics have arrived. `is_busy`: whether requests are in the engine; if not,
+        the period begins again.
         """
         if self._checked_s is None or not is_busy:
             self._checked_s = now_s

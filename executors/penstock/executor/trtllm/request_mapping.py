@@ -159,7 +159,7 @@ class RequestMapping:
         return options
 
     def _top_p(self, top_p: float) -> float:
-        """Return top-p; for releases after 1.2, values just below 1 are rounded to 1.
+        """Return top-p; for releases after 1.2, values of 0.9999 or more are rounded up to 1.
 
         With such values, these releases may sample token ids beyond the vocabulary (NVIDIA issue
         #19485).

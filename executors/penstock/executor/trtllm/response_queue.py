@@ -38,6 +38,9 @@ class Response:
         failure: Why this request failed; empty if it did not.
         is_rejected: Whether it failed because the request is invalid.
         is_of_constraint: Whether it failed because its constraint is invalid.
+        finish_reason: Why the sequence ended, such as "stop" or "length"; empty if the engine gave
+            no reason.
+        stop_id: The stop token id that ended the sequence; -1 if none did.
         is_own: Whether the response was created by this executor, not by the engine.
     """
 

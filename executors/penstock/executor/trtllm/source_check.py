@@ -169,8 +169,8 @@ def check_source(folder: Path, generation: str = "") -> SourceReport:
 
 
 def check_installed() -> SourceReport | None:
-    """Same as `check_source` for the installed package, which is not imported; None if it is not
-    installed.
+    """Return the report of `check_source` for the installed package, which is not imported; None if
+    it is not installed.
     """
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or spec.origin is None:

@@ -86,15 +86,17 @@ class StatsPoller:
         self._submitted.set()
 
     def stop(self) -> None:
-        """Make `run` end after its current read; call it before cancelling the task of `run`.
+        """Make `run` end after its current read. Call it before cancelling the task of `run`, which
+        may be waiting for a submission instead.
 
-        The cancellation alone may not suffice: before Python 3.12, `asyncio.wait_for`, in which the
-        engine's iterator waits, loses a cancellation that arrives together with the awaited result.
+        A cancellation without `stop` may not suffice: before Python 3.12, `asyncio.wait_for`, in
+        which the engine's iterator waits, loses a cancellation that arrives together with the
+        awaited result.
         """
         self._stopping.set()
 
     async def run(self) -> None:
-        """Read the engine's statistics until `stop` or cancellation."""
+        """Read the engine's statistics until cancelled; during a read, `stop` ends it too."""
         is_fetched = _is_fetched(self._llm)
         logger.info("the engine's statistics are %s", "fetched by RPC" if is_fetched else "pushed")
         read = self._fetch if is_fetched else self._iterate
@@ -127,8 +129,8 @@ class StatsPoller:
         return count
 
     async def _fetch(self) -> int:
-        """Fetch the statistics of all iterations since the last call, on a thread, then pause;
-        return their number.
+        """Fetch the statistics of all iterations since the last call, on a thread, then pause for
+        0.2 s; return their number.
         """
         fetching = asyncio.ensure_future(
             in_worker(lambda: self._llm.get_stats(_SILENCE_S), "trtllm statistics")

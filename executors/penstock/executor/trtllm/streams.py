@@ -260,7 +260,7 @@ class Streams:
             # The last item may have fewer ids than were sent: the engine removes a stop token.
             response = Response(submitted, sequence.token_ids[num_sent:])
             if wants_logprobs:
-                response.logprobs = _cut(sequence, num_sent, response.tokens)
+                response.logprobs = _new_logprobs(sequence, num_sent, response.tokens)
             if not stream.has_answered:
                 response.num_cached = output.cached_tokens
                 stream.has_answered = True
@@ -316,7 +316,7 @@ class _ChosenLogprob:
     rank: int | None = 0
 
 
-def _cut(
+def _new_logprobs(
     sequence: CompletionOutput, start: int, tokens: Sequence[int]
 ) -> Sequence[Mapping[int, Logprob]]:
     """Return the log probabilities of `tokens`, which begin at index `start` of the sequence; fewer

@@ -126,8 +126,12 @@ def test_steps_are_read_from_a_file(tmp_path: Path) -> None:
     counts = steps(50, 3)
     path = tmp_path / "steps.jsonl"
     lines = [
-        json.dumps({"n_prefill": p, "n_decode": d, "n_context": c, "seconds": s})
-        for (p, d, c), s in zip(counts.tolist(), seconds_of(cost, counts).tolist(), strict=True)
+        json.dumps(
+            {"num_prefill_tokens": p, "num_decodes": d, "num_context_tokens": c, "seconds": s}
+        )
+        for (p, d, c), s in zip(
+            counts.astype(int).tolist(), seconds_of(cost, counts).tolist(), strict=True
+        )
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -135,8 +139,9 @@ def test_steps_are_read_from_a_file(tmp_path: Path) -> None:
 
     assert fit.num_steps == 50
     assert fit.cost.prefill_token_s == pytest.approx(2e-5)
-    path.write_text(lines[0] + '\n{"n_prefill": 1, "n_decode": -1}\n', encoding="utf-8")
-    with pytest.raises(CalibrationError, match=r":2: Expected `float` >= 0.0 - at `\$.n_decode`"):
+    broken = lines[0].replace('"num_decodes": ', '"num_decodes": -')
+    path.write_text(f"{lines[0]}\n{broken}\n", encoding="utf-8")
+    with pytest.raises(CalibrationError, match=r":2: num_decodes must be in 0 \.\. "):
         calibrate(path)
     path.write_text(lines[0] + "\n", encoding="utf-8")
     with pytest.raises(CalibrationError, match="1 steps are too few"):

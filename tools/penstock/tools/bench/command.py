@@ -1,7 +1,7 @@
 """`penstock bench`: generates load for a service and reports measurements.
 
-Connects to a service or starts one, executes one run for each rate or concurrency (or a trace), and
-writes the report. `options` defines the flags, `report` the report.
+Connects to a service or starts one, executes one run for each rate or concurrency (or one that
+replays a trace), and writes the report. `options` defines the flags, `report` the report.
 """
 
 import argparse
@@ -149,7 +149,7 @@ async def _model_at(sender: "SenderConfig", name: str | None) -> "Model":
     from penstock.client import Client
 
     try:
-        client = Client(sender.address, **sender.connecting())
+        client = Client(sender.address, **sender.client_options())
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     async with client:

@@ -149,8 +149,8 @@ class Driver:
         """Wait until `at_s`; yield to the event loop even if it has passed."""
         left_s = at_s - self._clock()
         await asyncio.sleep(max(left_s, 0.0))
-        # Loops round to milliseconds, and may wake too early.
-        while (left_s := at_s - self._clock()) > _GRAIN_S:  # noqa: ASYNC110 - time is waited for
+        # Event loops round timers to milliseconds, so the sleep may end too early.
+        while (left_s := at_s - self._clock()) > _GRAIN_S:  # noqa: ASYNC110 - no event for a time
             await asyncio.sleep(left_s)
 
     async def _send(self, request: PlannedRequest, token_ids: list[int], due_s: float) -> bool:

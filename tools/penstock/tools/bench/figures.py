@@ -59,8 +59,9 @@ class LoadFigures:
     unfinished (still open when the run ended) requests. `num_good`: completed within the targets.
     `num_short`: completed, but with another number of tokens than requested or another finish
     reason than LENGTH. `good_share` is a share of `num_due`. Rates cover all events in the window
-    of `window_s` seconds; `offered_per_s` counts the requests due in it. `cpu_shares`,
-    `num_idle_cores`: as in LoadRun.
+    of `window_s` seconds; `offered_per_s` counts the requests due in it. `queue`: time in the
+    server's queue, as the server reports it; `lateness`: delay between the time at which a request
+    is due and the time at which it is sent. `cpu_shares`, `num_idle_cores`: as in LoadRun.
     """
 
     arrivals: str

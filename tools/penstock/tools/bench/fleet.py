@@ -193,8 +193,8 @@ class Fleet:
         )
 
     async def _end(self) -> None:
-        """Close the pipes, which makes the processes exit; terminate those that have not exited
-        after 5 s.
+        """Close the pipes, which makes the processes exit; send SIGTERM to a process that has not
+        exited after 5 s, and SIGKILL after 5 s more.
         """
         for pipe in self._pipes:
             pipe.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TRACE_CHANGES = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")
 """Settings of TransformConfig (changes to a trace) that are also flags of bench."""
-_OF_MADE_UP = ("prompt_tokens", "output_tokens")
+_LENGTH_FLAGS = ("prompt_tokens", "output_tokens")
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +104,7 @@ def _check_source(args: argparse.Namespace) -> None:
         needless: tuple[str, ...] = ("format", *TRACE_CHANGES)
         reason = "requires --trace"
     else:
-        needless = _OF_MADE_UP
+        needless = _LENGTH_FLAGS
         reason = "cannot be combined with --trace, which contains the lengths"
         if args.load is not None and has_points:
             raise UsageError("--load cannot be combined with --rates or --concurrency")
@@ -201,8 +201,9 @@ def _lengths(option: str, text: str) -> Any:
 
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, ...]":
     """Return the requests of the trace, at most MAX_ROWS, with the flags' changes applied; for a
-    replay, only those before the end of the run. Empty without a trace. Raises UsageError, also for
-    an invalid trace; OSError.
+    replay, only those before the end of the run. Their tenants are kept only if
+    --tenant-metadata-key is given without --tenant. Empty without a trace. Raises UsageError, also
+    for an invalid trace; OSError.
     """
     from penstock.scheduler.setting import SettingError
     from penstock.tools.bench.plan import MAX_ROWS

@@ -1,7 +1,7 @@
-"""Messages between the processes of the load generator, over a `multiprocessing` pipe for use on an
-event loop.
+"""Messages between the processes of the load generator, over a `multiprocessing` pipe that an event
+loop reads.
 
-Frames of `link.wire` are too small: a plan may have a million requests.
+The frames of `server.link.wire` are limited to 64 MiB: a plan may have a million requests.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Unreachable(TaggedFrame, frozen=True, kw_only=True):
 
 
 class WorkerProgress(TaggedFrame, frozen=True, kw_only=True):
-    """The counts of one process since the start, including the warm-up."""
+    """The numbers of requests of one process since the start of the run, including the warm-up."""
 
     num_sent: int = 0
     num_ended: int = 0
@@ -85,7 +85,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message of `encode`."""
+    """Decode a message that `encode` returned."""
     message: Message = msgspec.msgpack.decode(data, type=Message, dec_hook=_restored)
     return message
 

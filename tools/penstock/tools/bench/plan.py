@@ -15,7 +15,8 @@ DEFAULT_PROMPT_TOKENS = FixedLength(num_tokens=128)
 DEFAULT_OUTPUT_TOKENS = FixedLength(num_tokens=64)
 MAX_POINTS = 64
 MAX_ROWS = 1_000_000
-"""Maximum number of requests taken from a trace, because they are sent to every process."""
+"""Maximum number of requests taken from a trace; limited, because they are sent to every process.
+"""
 
 
 class Arrivals(enum.StrEnum):

@@ -41,7 +41,7 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     Latencies, errors and all counts without `window` in their name cover the requests due in the
     window, whenever they end. Counts with `window` cover the tokens and completions that arrive in
     the window, of any request; rates are computed from them. `errors`: numbers of failed requests
-    by gRPC status and error reason.
+    by gRPC status and error reason. `last_end_s`: when the last request due in the window ended.
     """
 
     window: Window
@@ -70,7 +70,7 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, plan: LoadPlan) -> "LoadRecorder":
-        """Return an empty recorder for the runs of a plan."""
+        """Return an empty recorder for a run of a plan."""
         return cls(window=Window.of(plan), targets=plan.targets)
 
     def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "OpenRequest":
@@ -101,7 +101,9 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
 
 
 class OpenRequest:
-    """The record of one open request."""
+    """Records the tokens and the end of one open request in its LoadRecorder. Times are seconds
+    since the run's start.
+    """
 
     __slots__ = (
         "_due_s",

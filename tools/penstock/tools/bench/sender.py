@@ -44,7 +44,7 @@ class SenderConfig:
     server_name: str | None = None
     token_file: Path | None = None
 
-    def connecting(self) -> dict[str, Any]:
+    def client_options(self) -> dict[str, Any]:
         """Return the keyword arguments for a `Client` with these settings, except the address, the
         pool and multiplexing.
         """
@@ -64,7 +64,7 @@ class ClientSender:
     """Sends requests through the client, without retries, which would hide failures."""
 
     def __init__(self, config: SenderConfig) -> None:
-        options: dict[str, Any] = {"retry": NO_RETRY, **config.connecting()}
+        options: dict[str, Any] = {"retry": NO_RETRY, **config.client_options()}
         if config.is_multiplex:
             options["multiplex"] = True
         if config.num_channels > 1:
@@ -74,18 +74,20 @@ class ClientSender:
         self._client = Client(config.address, **options)
         self._plan: LoadPlan | None = None
 
-    def begin(self, plan: LoadPlan) -> None:
+    def set_plan(self, plan: LoadPlan) -> None:
         """Set the plan that gives `generate` the model, the tenant and the deadline."""
         self._plan = plan
 
-    async def reach(self, deadline_s: float) -> None:
+    async def connect(self, deadline_s: float) -> None:
         """Connect to the service and call its health method. Raises PenstockError."""
         await self._client.health(deadline_s=deadline_s)
 
     def generate(
         self, request: PlannedRequest, token_ids: list[int]
     ) -> AsyncGenerator[Event, None]:
-        """Send a planned request with this prompt; return the events of its stream."""
+        """Send a planned request with this prompt; return the events of its stream. Iteration
+        raises PenstockError.
+        """
         plan, row = self._plan, request.row
         assert plan is not None
         tenant = row.tenant or plan.tenant

@@ -58,7 +58,7 @@ async def _work(pipe: MessagePipe) -> None:
     assert isinstance(first, Connect)
     async with ClientSender(first.config) as sender:
         try:
-            await sender.reach(REACH_S)
+            await sender.connect(REACH_S)
         except PenstockError as error:
             failure = error.failure
             pipe.send(
@@ -68,13 +68,13 @@ async def _work(pipe: MessagePipe) -> None:
         pipe.send(WorkerReady())
         try:
             while isinstance(order := await pipe.receive(), Prepare):
-                sender.begin(order.plan)
-                await _carry_out(order, pipe, sender)
+                sender.set_plan(order.plan)
+                await _execute_run(order, pipe, sender)
         except (EOFError, BrokenPipeError):
             return
 
 
-async def _carry_out(order: Prepare, pipe: MessagePipe, sender: ClientSender) -> None:
+async def _execute_run(order: Prepare, pipe: MessagePipe, sender: ClientSender) -> None:
     """Execute one run and send its record. Raises EOFError if the parent closes the pipe before the
     end.
     """

@@ -22,7 +22,9 @@ _LOAD = 2.0
 _NUM_WAVES = 2
 _OUTCOMES = _IN_TIME, _REJECTED, _LATE = ("in time", "rejected at once", "too late")
 _AT_ONCE_S = 0.5
-"""A request that fails within this time, seconds, counts as rejected, otherwise as too late."""
+"""A request that fails within this time, seconds, counts as rejected; one that fails later, as too
+late.
+"""
 _MOST_IN_TIME = 0.8
 """If a larger share of requests is in time, the load was not an overload. At twice the capacity, at
 most 3/4 can be in time: 4 s of arrivals are 8 s of work, of which 6 s fit (arrivals and a deadline

@@ -1,7 +1,7 @@
 """Bounds on the latencies of a trace's requests that hold for any number of replicas.
 
 Computed from the cost model, assuming that every request runs alone on an idle replica, and that
-every prompt block that occurs in two requests is a cache hit.
+every prompt block that occurs in several requests is a cache hit.
 """
 
 import math
@@ -16,8 +16,8 @@ from penstock.tools.plan.target import P99, PlanTarget
 from penstock.tools.simulation.settings import SimulationConfig
 
 _ROUNDING = 1.0 - 1e-9
-"""Factor on the bounds: a target that equals the bound counts as met, because the simulation adds
-times in another order.
+"""Factor on the bounds, so that a target equal to a bound counts as met despite rounding errors:
+the simulation adds the times in another order.
 """
 
 

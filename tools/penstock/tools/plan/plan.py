@@ -212,7 +212,7 @@ class _Planner:
             max_replicas=max_replicas,
         )
         if least is not None and least < max_replicas:
-            # The recommendation adds a spare replica, so that number must pass as well.
+            # The report recommends a spare replica, so that number is simulated too.
             self._result(least + 1)
         tried = tuple(self._tried[num] for num in sorted(self._tried))
         holds = [result.meets for result in tried]

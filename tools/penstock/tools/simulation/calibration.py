@@ -1,13 +1,13 @@
 """Fits the cost model to measured steps.
 
-Input: JSON lines, each a `RecordedStep`. The fit minimises the squares of the relative residuals,
-so that long prefills do not dominate decode steps, over non-negative coefficients. The model has
-four coefficients, so there are only sixteen sets of non-zero ones, and all are tried. Steps that
-took far longer than predicted (the first steps, pauses of the machine) are excluded and counted:
-the bound is six robust standard deviations, three to six being usual (Huber and Ronchetti, *Robust
-Statistics*), but at least half the predicted time. Finally all coefficients are scaled so that the
-predicted total time of the remaining steps equals the measured one, because throughput depends on
-the total time.
+Input: JSON lines, each a `StepMeasure` (token counts and duration of one step). The fit minimises
+the squares of the relative residuals, so that long prefills do not dominate decode steps, over
+non-negative coefficients. The model has four coefficients, so there are only sixteen sets of
+non-zero ones, and all are tried. Steps that took far longer than predicted (the first steps, pauses
+of the machine) are excluded and counted: the bound is six robust standard deviations, three to six
+being usual (Huber and Ronchetti, *Robust Statistics*), but at least half the predicted time.
+Finally all coefficients are scaled so that the predicted total time of the remaining steps equals
+the measured one, because throughput depends on the total time.
 """
 
 import itertools
@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import CostModel, StepMeasure
 from penstock.scheduler.step_fit import SIGMA_OF_MEDIAN
-from penstock.server.observe.recording.trace import RecordedStep
 from penstock.tools.simulation.trace_formats import decoded
 
 _COEFFICIENTS = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
+_MAX_MEASURE = 10**12
 _NUM_ROUNDS = 12
 _MAX_SIGMAS = 6.0
 _NEVER_LEFT_OUT = 0.5
@@ -74,8 +74,8 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the steps in a file: counts [n, 3] (prefill tokens, decode rows, context tokens) and
     durations in seconds [n], float64. Raises CalibrationError and OSError.
     """
-    decoder = msgspec.json.Decoder(RecordedStep)
-    counts: list[tuple[float, float, float]] = []
+    decoder = msgspec.json.Decoder(StepMeasure)
+    counts: list[tuple[int, int, int]] = []
     seconds: list[float] = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -86,11 +86,21 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             continue
         try:
             step = decoded(decoder, line)
+            _check(step)
         except ValueError as error:
             raise CalibrationError(f"{path}:{number}: {error}") from error
-        counts.append((step.n_prefill, step.n_decode, step.n_context))
+        counts.append((step.num_prefill_tokens, step.num_decodes, step.num_context_tokens))
         seconds.append(step.seconds)
-    return np.array(counts).reshape(-1, 3), np.array(seconds)
+    return np.array(counts, np.float64).reshape(-1, 3), np.array(seconds)
+
+
+def _check(step: StepMeasure) -> None:
+    """Raise ValueError, which names the field, for a number outside the valid range."""
+    for name in ("num_prefill_tokens", "num_decodes", "num_context_tokens"):
+        if not 0 <= getattr(step, name) <= _MAX_MEASURE:
+            raise ValueError(f"{name} must be in 0 .. {_MAX_MEASURE}")
+    if not 0.0 < step.seconds <= _MAX_MEASURE:
+        raise ValueError(f"seconds must be positive and at most {_MAX_MEASURE}")
 
 
 def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calibration:

@@ -156,7 +156,7 @@ class _Cluster:
         numbers = tuple(i for i, recorder in enumerate(self._recorders) if len(recorder.table))
         one = self._config.replica
         total = _recorder_of(one)
-        total.take_all(self._recorders, routes)
+        total.merge_from(self._recorders, routes)
         return ClusterRun(
             config=self._config,
             total=SimulationRun(

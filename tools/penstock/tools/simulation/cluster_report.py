@@ -52,8 +52,8 @@ class ClusterSummary:
 
     `total`: the summary of all requests. Its `kv_utilisation` is the mean over all replicas (0 for
     one without requests), its `kv_waste` the mean weighted by used blocks, its `kv_utilisation_max`
-    the maximum. `replicas`: the summary of each replica that received requests, over the replica's
-    own time; `numbers` has the indexes of these replicas.
+    the maximum. `replicas`: the summary of each replica that received requests, over the time from
+    that replica's first arrival to its last end; `numbers` has the indexes of these replicas.
     """
 
     total: Summary

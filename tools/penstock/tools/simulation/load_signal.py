@@ -1,7 +1,7 @@
 """The load of each replica as reported to a load balancer, with a delay.
 
-Counts the requests that were sent to a replica and have not ended, as of some time ago. Replicas
-are not queried, because all requests pass through the balancer.
+Counts the requests that were sent to a replica and have not ended, as of some time ago. The
+simulation does not query the replicas, because all requests pass through the balancer.
 """
 
 import enum

@@ -1,7 +1,7 @@
 """Generates token ids and block hashes for trace requests, which have only lengths and prefix ids.
 
-Deterministic: a prefix id stands for a part of a prompt and all parts before it; equal prefix ids
-of one tenant give equal tokens and block hashes, different ones different hashes.
+Deterministic: a prefix id stands for a part of a prompt and all parts before it. Equal prefix ids
+of one tenant give equal tokens and block hashes; different prefix ids give different hashes.
 """
 
 from dataclasses import dataclass

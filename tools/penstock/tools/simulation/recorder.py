@@ -54,7 +54,7 @@ class RunRecorder:
         self._latest_s = 0.0
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
 
-    def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
+    def merge_from(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
         """Fill this new recorder with the merged measurements of other recorders, which must be
         flushed and have the same settings.
 

@@ -125,7 +125,7 @@ class RoutingConfig:
 
 
 class Router(Protocol):
-    """Interface: chooses the replica of each request, also from its earlier choices."""
+    """Interface: chooses the replica of each request; the choice may depend on earlier choices."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
         """Return the index of the replica for an arriving request; `loads`: the reported load of
@@ -172,6 +172,7 @@ class PrefixAware:
 
     A prefix shorter than the share `min_share` of the prompt counts as none, as in SGLang's router.
     Otherwise a prefix common to all prompts would send all requests to one replica.
+    `max_index_tokens`: number of prompt tokens in the index of each replica's prefixes.
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class PrefixAware:
 
 
 def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int) -> Router:
-    """Return the router of a cluster; `num_cache_tokens`: capacity of a replica's KV cache."""
+    """Return the router of a cluster; `num_cache_tokens`: a replica's KV cache capacity, tokens."""
     match config.router:
         case RouterKind.ROUND_ROBIN:
             return RoundRobin(num_replicas)

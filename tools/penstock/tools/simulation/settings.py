@@ -9,6 +9,7 @@ import enum
 import math
 from dataclasses import dataclass, field, replace
 
+from penstock.executor import limit_texts
 from penstock.executor.config import (
     DEFAULT_BLOCK_SIZE,
     ExecutorConfig,
@@ -71,15 +72,13 @@ class SimulationConfig:
         shown="example values",
     )
     targets: Targets = field(default_factory=Targets)
-    max_num_seqs: int = setting(256, "server", "maximum number of running requests", at_most=2**16)
+    max_num_seqs: int = setting(256, "server", limit_texts.MAX_NUM_SEQS, at_most=2**16)
     num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
-    block_size: int = setting(
-        DEFAULT_BLOCK_SIZE, "server", "tokens per KV cache block", at_most=2**16
-    )
+    block_size: int = setting(DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_most=2**16)
     max_seq_len: int = setting(
         DEFAULT_MAX_SEQ_LEN,
         "server",
-        "maximum length of prompt and output together, tokens",
+        limit_texts.MAX_SEQ_LEN,
         at_most=MAX_REQUEST_TOKENS,
     )
     scheduler: SchedulerConfig = field(default_factory=lambda: UNBOUNDED_QUEUE)

@@ -21,7 +21,9 @@ _GC_THRESHOLD = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationProgress:
-    """Progress of a run: virtual and real seconds since its start, and counts of requests."""
+    """Progress of a run since its start: virtual seconds `now_s`, real seconds `wall_s`, and
+    numbers of requests. `num_waiting` includes requests held back before the engine.
+    """
 
     now_s: float
     wall_s: float

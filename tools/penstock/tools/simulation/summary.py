@@ -198,8 +198,8 @@ def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
     """Return the time-weighted mean and the maximum of the share of blocks in use, and the
-    time-weighted share of the token slots in used blocks that are empty; NaN if there are too few
-    samples.
+    time-weighted share of the token slots in used blocks that are empty; NaN without two samples
+    at different times, the last one also if no block was used.
     """
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan

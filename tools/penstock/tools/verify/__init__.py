@@ -1,4 +1,5 @@
-"""`penstock verify`: checks that a service, running or started for it, conforms to the API.
+"""`penstock verify`: checks that a service conforms to the API; the service is already running, or
+the command starts it.
 
 Contains the checks (one module per subject), the runner and the report.
 """

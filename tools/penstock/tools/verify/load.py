@@ -152,7 +152,7 @@ class _QueueFill:
             lambda: self._num_messages[index] >= num_messages or self.is_any_done
         )
 
-    async def leave(self) -> None:
+    async def cancel(self) -> None:
         """Cancel the remaining requests and wait for their end."""
         for task in self.tasks:
             task.cancel()
@@ -204,7 +204,7 @@ async def _overtake(subject: Subject, *, num_tokens: int) -> str:
     try:
         return await _overtaking(subject, crowd)
     finally:
-        await crowd.leave()
+        await crowd.cancel()
 
 
 async def _overtaking(subject: Subject, crowd: _QueueFill) -> str:

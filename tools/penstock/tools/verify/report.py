@@ -1,7 +1,7 @@
 """The report of `penstock verify`: a text table, and JSON to attach to a bug report.
 
-The report contains no environment variables; host names, peer addresses and, unless requested,
-paths are replaced.
+The report contains no environment variables. Paths are replaced unless requested; in the JSON, host
+names and peer addresses are replaced too.
 """
 
 import json

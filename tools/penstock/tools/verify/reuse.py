@@ -34,7 +34,7 @@ async def _sessions(subject: Subject) -> str:
 
 async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
     """Check that a request with these options is accepted and that its prompt is then a cache hit;
-    return a line about it.
+    return the check's result as one line.
 
     Whether the options keep the prompt cached longer would be visible only in a full cache.
     """

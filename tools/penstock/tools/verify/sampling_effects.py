@@ -82,8 +82,8 @@ def first_unlikely(records: Sequence[TokenRecord], greedy: Sequence[int]) -> int
     """Return the index of the first token that is less likely than the likeliest one at its
     position, or None. A record without log probabilities is compared with the token in `greedy`.
 
-    Tokens may tie, often in half precision; truncation keeps them all, and after one that greedy
-    decoding does not choose the text is another.
+    Tokens may tie, often in half precision. Truncation keeps all of them, and after a tied token
+    that greedy decoding does not choose, the following tokens may differ too.
     """
     for at, (record, best_id) in enumerate(zip(records, greedy, strict=False)):
         if record.logprob is not None and record.top_logprobs:

@@ -132,9 +132,9 @@ class DeviceSampler:
             return f"logit_bias: at most {MAX_BIASES} tokens"
         return ""
 
-    def follow(self, batch: Batch, rules: SlotRules) -> None:
+    def update(self, batch: Batch, rules: SlotRules) -> None:
         """Copy the options of newly admitted requests to the device; those in `rules.rejections`
-        get greedy sampling. Call it after `rules.follow`.
+        get greedy sampling. Call it after `rules.update`.
         """
         admitted = [request for request in batch.admitted if request.slot >= 0]
         if not admitted:
@@ -287,7 +287,7 @@ class DeviceSampler:
         self._counted.index_copy_(0, at, staged)
 
     def _staged(self, values: NDArray[Any]) -> Tensor:
-        """Return a copy in pinned memory, which the device can read asynchronously."""
+        """Return a copy that the device can read asynchronously: for CUDA, in pinned memory."""
         staged = torch.from_numpy(values)
         return staged.pin_memory() if self._device.type == "cuda" else staged.clone()
 

@@ -63,8 +63,9 @@ class OutcomeMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchedPrompt:
-    """Log probabilities of one request's prompt, while they are copied to the host. `parts`: chosen
-    log probabilities, ranks, top ids, top log probabilities.
+    """Log probabilities of one request's prompt, while they are copied to the host. `parts`: in
+    host memory, chosen log probabilities and ranks [n]; top ids and their log probabilities
+    [n, num_top].
     """
 
     rows: PromptRows
@@ -84,7 +85,8 @@ class LaunchedPrompt:
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeviceStep:
     """A launched step. `slots`: the sampled slots. `row_slots`: the slots of all rows. `plan`: None
-    if no row is sampled. `rejections`: slots that must fail, with the reasons.
+    if no row is sampled. `memory`: receives the results. `rejections`: slots that must fail, with
+    the reasons. `mark`: the end of the step in the device's queue.
 
     `token_flags` bool [tokens] on the host: whether each token's keys and values are finite; None
     if every token's logits are sampled, which are checked instead. `token_ends` [rows]: the end of

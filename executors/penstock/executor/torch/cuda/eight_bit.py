@@ -50,8 +50,8 @@ def check_eight_bit(
 
 
 def measure_scales(pages: KVPages) -> tuple[Tensor, ...]:
-    """Return the scales of keys and values, float32 [2, heads] per layer. `pages`: contain one
-    sequence, zero elsewhere.
+    """Return the scales of keys and values, float32 [2, heads] per layer. `pages` must contain one
+    sequence, and zeros elsewhere.
     """
     return tuple(_scales(pages.layer(index)) for index in range(len(pages.shapes)))
 

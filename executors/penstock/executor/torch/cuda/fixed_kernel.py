@@ -57,7 +57,7 @@ class FixedKernel:
             self._keep(compiled, tensors, numbers)
 
     def _keep(self, compiled: Any, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
-        """Use `compiled` directly from now on, if it is valid for all later launches."""
+        """Use `compiled` directly for later launches, if the tensors of this launch are aligned."""
         if compiled is None or any(tensor.data_ptr() % _ALIGNMENT for tensor in tensors):
             return  # interpreted, or compiled for unaligned pointers
         parameters = self._kernel.params

@@ -25,7 +25,9 @@ _PART = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ends:
-    """The weights before and after the layers. `eps`: the epsilon of all norms."""
+    """The weights before and after the layers: `embedding` and `head` [vocabulary, hidden],
+    `final_norm` [hidden]. `eps`: the epsilon of all norms.
+    """
 
     embedding: Tensor
     head: Tensor
@@ -71,8 +73,10 @@ class PackedHidden:
 
 
 class CudaFusedForward:
-    """One model's weights and pages. `last_tokens` int32 [2 * slots]: see `embed_rows`. Raises
-    ValueError if the layers have different number formats.
+    """The forward of one model, over its weights and pages. `table` int32 [slots, blocks]: the
+    device's block table. `last_tokens` int32 [2 * slots]: see `embed_rows`.
+
+    The constructor raises ValueError if the layers have different number formats.
     """
 
     def __init__(
@@ -152,8 +156,8 @@ class CudaFusedForward:
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
     ) -> PackedHidden:
-        """Compute `num_decodes` single-token rows, then `chunks`, in one forward; write `tokens`.
-        `staged`: see `embed_rows`.
+        """Compute `num_decodes` single-token rows, then `chunks`, in one forward; write `tokens`
+        and return the layers' output. `staged`: see `embed_rows`.
         """
         num_tokens = num_decodes + chunks.num_tokens
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)

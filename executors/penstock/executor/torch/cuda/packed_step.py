@@ -45,8 +45,8 @@ class PackedStep:
     def run(
         self, batch: Batch, staging: RowStaging, launched: DeviceStep, *, is_probe: bool
     ) -> None:
-        """Queue the step; store in `launched` the data for evaluating its results. A health probe
-        (`is_probe`) uses the scratch slot and has no prompt log probabilities.
+        """Queue the step; store its plan, token flags and prompt log probabilities in `launched`. A
+        health probe (`is_probe`) uses the scratch slot and has no prompt log probabilities.
         """
         rows = staging.stage_packed(
             batch,

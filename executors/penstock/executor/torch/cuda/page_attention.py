@@ -45,7 +45,8 @@ class HeadLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunks:
-    """The chunks of a packed step, as int32 arrays on the device; see `chunk_attention`.
+    """The chunks of a packed step (each a run of tokens of one request), as int32 arrays on the
+    device; see `chunk_attention`.
 
     They cover the packed tokens `first_token .. first_token + num_tokens - 1`.
     """
@@ -132,8 +133,8 @@ class PageAttention:
         tile: DecodeTile,
     ) -> None:
         """Write keys and values of the first `rows` rows of `qkv`, which are single tokens, to the
-        pages; attend for them, into `out`. `index`: index of the layer. `staged` as in
-        `embed_rows`.
+        pages; compute their attention into `out`. `index`: index of the layer. `qkv` and `out` have
+        the shapes given at `decode_attention`; `staged` as in `embed_rows`.
         """
         layout, table = self.layout, self._table
         key = (tile, layer.window > 0, layer.query_norm is not None)
@@ -174,8 +175,9 @@ class PageAttention:
         chunks: Chunks,
         scratch: Scratch,
     ) -> None:
-        """Write keys and values of the packed tokens of `chunks` to the pages; attend for them,
-        into `out`. `index`: index of the layer. `staged` as in `embed_rows`.
+        """Write keys and values of the packed tokens of `chunks` to the pages; compute their
+        attention into `out`. The parameters are those of `decode`; `scratch` provides the buffer of
+        the rotated queries.
         """
         layout, table = self.layout, self._table
         shape = (qkv.shape[0], layout.num_query_elements)

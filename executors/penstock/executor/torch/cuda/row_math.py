@@ -27,7 +27,7 @@ _PART = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows: `values` [rows, n]; `scales` float32 [rows] for 8-bit rows, else None."""
+    """Input of a projection: `values` [rows, n]; `scales` float32 [rows] if in fp8, else None."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -52,7 +52,8 @@ class Product:
 
 
 class RowMath:
-    """Computes on the rows of one model. `is_fp8`: the layers' weights are in fp8.
+    """Launches the norms, projections and activations of one model. `is_fp8`: the layers' weights
+    are in fp8.
 
     Results are stored in `scratch` and valid until the next call of the same operation, or of
     `project` with the same name.
@@ -78,7 +79,8 @@ class RowMath:
         *,
         is_last: bool = False,
     ) -> Rows:
-        """Add `added`, unless it is None, to `residual` in place; return the normalised sum.
+        """Add `added`, unless it is None, to `residual` in place; return its RMSNorm times
+        `weight`.
 
         With fp8 weights the result is quantised, with a scale per row, except with `is_last`: the
         LM head is not quantised.
@@ -142,7 +144,7 @@ class RowMath:
         return Product(values, rows.scales, projection)
 
     def activate(self, scratch: Scratch, gate_up: Product) -> Rows:
-        """Return silu(gate) * up as input of a projection."""
+        """Return silu(gate) * up of `gate_up` [rows, gate | up], as input rows of a projection."""
         values = gate_up.values
         rows, width = values.shape[0], values.shape[1] // 2
         key: tuple[object, ...] = ("silu", width)

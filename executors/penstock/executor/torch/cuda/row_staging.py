@@ -29,10 +29,11 @@ DRAWN = -1
 class PackedRows:
     """A packed step on the device.
 
-    `staged` int32 [4, tokens or more]. `wanted` int32: packed tokens whose logits are sampled.
-    `slots`, `positions` int64: slot and position of each sampled token (`sampled`: the same on the
-    host). `known_places` int64, `known_blocks` int32: flat indices and values of the block table
-    entries before the chunks. `last_of_row`: packed index of each row's last token.
+    `staged` int32 [4, tokens or more]: see `embed_rows`. `wanted` int32: indices of the packed
+    tokens whose logits are sampled. `slots`, `positions` int64: slot and position of each token to
+    sample (`sampled`: the same on the host). `known_places` int64, `known_blocks` int32: flat
+    indices and values of the block table entries before the chunks. `last_of_row`: packed index of
+    each row's last token.
     """
 
     staged: Tensor

@@ -14,7 +14,7 @@ from penstock.executor.torch.fused_weights import Projection
 
 _MAX_ROWS = 128
 _MAX_SPLIT_TILES = 64
-"""Maximum number of split tiles, each split into at most four parts."""
+"""Maximum number of output tiles of a split product; each has at most four partial sums."""
 
 
 class SmallProjection:
@@ -76,8 +76,8 @@ def project_row(
     is_gated: bool = False,
     is_added: bool = False,
 ) -> None:
-    """Project one row into `out` in one launch; the bias is ignored. For the options see
-    `row_projection`.
+    """Project the row `x` [1, in] into `out` [1, out] in one launch; the bias is ignored. For the
+    options see `row_projection`.
     """
     weight = projection.weight
     num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]

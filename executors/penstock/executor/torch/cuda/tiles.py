@@ -1,4 +1,4 @@
-"""Tile sizes of the kernels: tiles, warps, pipeline stages, splits.
+"""Tile sizes of the kernels, with the numbers of warps, pipeline stages and splits.
 
 They were tuned by benchmark on an H200, except that of a long row in fp8, tuned on an H100
 (docs/gpu.md). They depend on the shape of heads, the rows of a step and the precision; there is no
@@ -150,9 +150,11 @@ def split_tile(
     """Return the tile of a projection; None if the matrix library is as fast, or the kernel does
     not support the shape.
 
-    Wide products fill the device without splits; with more rows, narrow products do too. The
-    library has no product in which only the weights are in 8 bits, so such products use the Triton
-    kernel up to 128 rows. With more rows, it is faster to convert the weights and use the library.
+    A product of at most 64 tiles of outputs is split, because its tiles do not fill the device.
+    With weights in the model's dtype, the library is as fast for more than 32 rows and, with more
+    than 128 tiles, for more than 16. It has no product in which only the weights are in 8 bits, so
+    such products use the Triton kernel up to 128 rows. With more rows, it is faster to convert the
+    weights and use the library.
     """
     if dtype == torch.float32 or not 1 <= rows <= (128 if is_quantised else 32) or num_out % 64:
         return None

@@ -1,8 +1,8 @@
-"""Trial steps at load: for the comparison of the fused step with the modules, and for the
-measurement of its memory.
+"""Trial steps at load: to compare the fused step with the model's PyTorch modules, and to measure
+the memory of a step.
 
-They run a short sequence, first as a chunk and then token by token, and the largest step that the
-settings allow.
+The comparison runs a short sequence, first as a chunk and then token by token; the measurement runs
+the largest step that the settings allow.
 """
 
 import numpy as np
@@ -22,8 +22,8 @@ from penstock.executor.torch.widest_step import last_tokens
 
 
 def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
-    """Return logits [NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed in slot 0, in the
-    blocks from 0 on.
+    """Return logits [NUM_TRIAL_TOKENS, vocabulary] of the sequence `trial_tokens`, computed in slot
+    0, in the blocks from 0 on.
 
     Decodes alternate between a single row and a batch, because different kernels compute these.
     """

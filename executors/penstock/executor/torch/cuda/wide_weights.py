@@ -1,5 +1,5 @@
-"""Converts an int8 weight to the model's dtype, for products of more rows than the kernel
-`split_projection` supports.
+"""Converts an int8 weight to the model's dtype, for products that the kernel `split_projection`
+does not support (more than 128 rows, or other shapes; see `split_tile`).
 
 A weight is converted immediately before its product, so all layers share the memory of the
 converted weight.
@@ -48,14 +48,16 @@ def with_wide_memory(
 
 
 class WeightWidener:
-    """Converts the weights of one model on the current stream."""
+    """Converts the int8 weights of one model to the model's dtype, on the current CUDA stream."""
 
     def __init__(self) -> None:
         self._kernels: dict[int, FixedKernel] = {}
 
     def widen(self, projection: Projection) -> Tensor:
-        """Queue the conversion of a weight times its scales; return [in, out], valid until the next
-        call. Raises ValueError without scales or a `wide` buffer.
+        """Queue the multiplication of the 8-bit weight by its scales, into the `wide` buffer;
+        return a view of the buffer, [in, out]. It is valid until the next call, because all
+        projections share the buffer. Raises ValueError if the projection has no scales or no
+        buffer.
         """
         weight, scale, wide = projection.weight, projection.scale, projection.wide
         if scale is None or wide is None:

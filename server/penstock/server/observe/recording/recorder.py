@@ -25,7 +25,7 @@ from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.server.observe.config import DEFAULT_MAX_RECORD_BYTES
 from penstock.server.observe.recording.request_log import RequestLog
-from penstock.server.observe.recording.trace import RecordedStep, json_line
+from penstock.server.observe.recording.trace import json_line
 
 _MAX_NUM_PAIRS = 100_000
 
@@ -217,7 +217,7 @@ class Recorder:
             num_prefill_tokens=note.num_prefill_tokens,
             num_decodes=note.batch.num_decodes,
             num_context_tokens=note.num_context_tokens,
-            seconds=note.updated_s - begun_s,
+            seconds=round(note.updated_s - begun_s, 9),
         )
 
     def _put(self, item: _Iteration | tuple[RequestSpec, ...]) -> None:
@@ -248,7 +248,7 @@ class Recorder:
             item = self._inbox.popleft()
             if isinstance(item, _Iteration):
                 if item.measure is not None:
-                    steps.append(json_line(_recorded_step(item.measure)))
+                    steps.append(json_line(item.measure))
                 self._log.tokens(item.keys)
                 for end in item.ends:
                     self._log.end(end)
@@ -264,15 +264,6 @@ class Recorder:
                 logger.warning("%s is full: nothing more is written there", file.path)
         if _are_full(self._steps, self._requests):
             self._stop("both files are full")
-
-
-def _recorded_step(measure: StepMeasure) -> RecordedStep:
-    return RecordedStep(
-        n_prefill=measure.num_prefill_tokens,
-        n_decode=measure.num_decodes,
-        n_context=measure.num_context_tokens,
-        seconds=round(measure.seconds, 9),
-    )
 
 
 def _are_full(*files: RecordFile) -> bool:

@@ -1,13 +1,14 @@
-"""The two recorded values: a request of a trace, without text and token ids, and a measured step.
+"""A recorded request: a line of a workload trace, without text and token ids.
 
-A file of them has one JSON object per line, as `msgspec.json` encodes these structs.
+Recordings have one JSON object per line, as `msgspec.json` encodes a value: `TraceRequest` in the
+file of requests, the scheduler's `StepMeasure` in the file of steps.
 """
 
 import math
-from typing import Annotated
 
 import msgspec
 
+from penstock.scheduler.cost_model import StepMeasure
 from penstock.server.tenants import MAX_PRIORITY
 
 MAX_PREFIX_ID = 2**62
@@ -41,7 +42,6 @@ def check_length(name: str, num_tokens: int) -> None:
 
 _FIELD_NAMES = {"num_prompt_tokens": "prompt_tokens", "num_output_tokens": "output_tokens"}
 """Field -> its name in a file, where they differ. Errors have the name in a file."""
-_StepCount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class TraceRequest(
@@ -108,15 +108,6 @@ class TraceRequest(
             raise ValueError(f"prefix_ids must be in 0 .. {MAX_PREFIX_ID - 1}")
 
 
-class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step: numbers of prefill tokens, decode rows and context tokens, and its duration."""
-
-    n_prefill: _StepCount
-    n_decode: _StepCount
-    n_context: _StepCount
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e12)]
-
-
-def json_line(value: TraceRequest | RecordedStep) -> str:
+def json_line(value: TraceRequest | StepMeasure) -> str:
     """Return a value as a line of a file, without a newline."""
     return msgspec.json.encode(value).decode()

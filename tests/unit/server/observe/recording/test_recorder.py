@@ -252,6 +252,6 @@ def test_its_thread_writes_all_before_it_ends(tmp_path: Path) -> None:
     note_iteration(recorder)
 
     assert (tmp_path / "steps.jsonl").read_text() == (
-        '{"n_prefill":1,"n_decode":2,"n_context":3,"seconds":0.25}\n'
+        '{"num_prefill_tokens":1,"num_decodes":2,"num_context_tokens":3,"seconds":0.25}\n'
     )
     assert [one.num_prompt_tokens for one in read_trace(tmp_path / "requests.jsonl")] == [20]

@@ -1,4 +1,5 @@
-"""Samples rows with truncation or log probabilities: finds candidates, then chooses a token.
+"""Samples steps in which rows may have any option: for rows with truncation or log probabilities,
+finds candidates; then chooses a token for every row.
 
 `sampler_scores` contains the tables and the first launch.
 

@@ -3,8 +3,8 @@
 `score_chunks` reads the logits once, edits them if a row requires it (penalties, then bias, then
 barred stop ids, then a mask), and stores the best score and the probability mass of each chunk.
 `choose_plain` then chooses the row's token: the best one, or the one at the row's random number in
-the cumulative weights. Steps with other options than a temperature use the launches of
-`sampler_choice` instead.
+the cumulative weights. In steps with other options than a temperature, the launches of
+`sampler_choice` replace that of `choose_plain`.
 
 The constants below give the layout of a row of `table`, in words. Float32 values are stored as
 their bits.
@@ -44,7 +44,7 @@ PART = tl.constexpr(128)
 MAX_BIASES = tl.constexpr(4096)
 MAX_TOP = tl.constexpr(128)
 LISTED = tl.constexpr(32)
-"""Maximum number of candidates of a chunk."""
+"""Maximum number of candidates that are stored for a chunk."""
 _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
 
@@ -88,7 +88,8 @@ def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
     slot.
 
     The newest token is not in the stored counts yet; the program of its chunk stores its new count.
-    `counted` advances in the second launch, so that a repeated step finds the same value.
+    `counted`, the number of counted tokens, is advanced by the later launch that chooses the token,
+    so that a repeated step does not count the newest token again.
     """
     place = counts + slot * vocab_size + at
     count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
@@ -171,7 +172,7 @@ def score_chunks(
     num_chunks: tl.constexpr, is_full: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
     """Edit one chunk of one row, and store its best score, its best token, its probability masses
-    and the maxima of its parts, as far as the row's options need them.
+    and the maxima of its parts: those of these values that the row's options need.
     """
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
@@ -224,7 +225,8 @@ def _scores(logits, work, at, vocab_size, is_worked):
 
 @triton.jit
 def drawn(logits, work, is_worked, masses, number, top, scale, threshold, vocab_size):
-    """Return the kept token at the fraction `number` (0 to 1) of the total cumulative weight.
+    """Return the kept token (score at or above `threshold`) at the fraction `number` (0 to 1) of
+    the total cumulative weight.
 
     `masses` float64: probability mass of each chunk.
     """

@@ -131,8 +131,8 @@ def least_kept(
 
 @triton.jit
 def candidate_bound(maxima, wanted, most, top):
-    """Return a bound that at least `wanted` of the maxima reach and, if possible, not many more
-    than `most`.
+    """Return a bound that at least `wanted` of the maxima reach and, unless several are equal, at
+    most `most`; minus infinity if there are fewer than `wanted`.
     """
     keys = ordered(maxima).to(tl.int64)
     high = ordered(top).to(tl.int64)
