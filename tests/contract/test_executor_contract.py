@@ -208,7 +208,7 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
     assert outcome.end.reason is FinishReason.LENGTH
 
 
-def iteration_of(executor: Witness) -> Callable[[], None] | None:
+def iteration_of(executor: CheckedExecutor) -> Callable[[], None] | None:
     """Return what runs one iteration of a self-paced executor, which could otherwise run ahead of
     the scheduler; None for others.
     """
