@@ -191,7 +191,7 @@ returns or later on another thread."""
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """A request to subscribe to the cached blocks whose hashes start from `salt`.
+    """A request to subscribe to the cached blocks whose hash chains begin with `salt`.
 
     `ticket` is the number of the subscription, which the front chooses.
     """

@@ -52,11 +52,11 @@ def begin(
     """Connect to the supervisor and start logging; return the connection and the launch parameters.
 
     `name` is the name of the process in the log. `arguments` are the arguments of the program; the
-    first is the inherited descriptor. For `before_exit` see `exit_with_supervisor`.
+    first is the inherited descriptor. For `before_exit` see `watch_supervisor`.
     """
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(launch_type, control.read_launch())
-    control.exit_with_supervisor(launch.socket_path, before_exit)
+    control.watch_supervisor(launch.socket_path, before_exit)
     server = launch.server
     configure_logging(
         name,
@@ -79,7 +79,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies (Linux only).
+    """Make the kernel kill this process when its parent dies. Does nothing except on Linux.
 
     Needed for a process that may hold the GIL in native code, because then the thread that watches
     the connection cannot run.
@@ -89,8 +89,11 @@ def die_with_parent() -> None:
 
 
 class ChildControl:
-    """The child's end of the connection. Must be created first in the process, from the inherited
-    descriptor."""
+    """The child's end of the connection, from the inherited descriptor.
+
+    The constructor makes this process ignore SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, so create this
+    object first.
+    """
 
     def __init__(self, control_fd: int) -> None:
         self._socket = socket.socket(fileno=control_fd)
@@ -113,9 +116,10 @@ class ChildControl:
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> bytes:
-        """Return the encoded launch parameters, which the supervisor sends first.
+        """Wait for the encoded launch parameters, which the supervisor sends first, and return
+        them.
 
-        Ends the process if they do not arrive.
+        Terminates the process if the connection ends before they arrive.
         """
         with contextlib.suppress(OSError, LinkError):
             for first, *rest in self._received():
@@ -125,7 +129,7 @@ class ChildControl:
                     return first.settings
         os._exit(EXIT_ORPHANED)
 
-    def exit_with_supervisor(
+    def watch_supervisor(
         self, socket_path: Path, before_exit: Callable[[], object] | None = None
     ) -> None:
         """From now on, when the supervisor dies, remove the folder of the service's sockets, call
@@ -154,7 +158,8 @@ class ChildControl:
         self.send(Ready(facts=facts))
 
     def report_failure(self, error: BaseException, prefix: str = "") -> None:
-        """Report to the supervisor why this process cannot start, in one line for the operator."""
+        """Report to the supervisor why this process cannot start: one line for the operator, which
+        begins with `prefix`."""
         self.send(StartFailed(message=prefix + in_one_line(error)))
 
     def send(self, frame: FromChild) -> None:
@@ -212,7 +217,10 @@ def _remove_folder(folder: Path) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return a description of `error` in one line, without a traceback."""
+    """Return a description of `error` in one line, without a traceback.
+
+    The type of the error is included unless the message is meant for operators.
+    """
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {text}" if text else "out of memory"

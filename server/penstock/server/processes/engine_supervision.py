@@ -52,9 +52,10 @@ class FlightMemory:
         self._dumping = asyncio.Lock()
 
     def create(self, port: int) -> None:
-        """Create the shared memory of the service on `port`.
+        """Create the shared memory. `port` is the service's port, which is a part of file names.
 
-        If that fails, logs an error, and the service runs without a flight recorder.
+        If the memory cannot be allocated, logs an error, and the service runs without a flight
+        recorder.
         """
         self._port = port
         # Imported here, because it loads numpy, which would slow down the start of the command
@@ -202,8 +203,8 @@ class EngineDeath:
     Attributes:
         is_own_failure: True if the engine itself failed, False if it was killed from outside.
         was_hung: True if it made no progress, which a device or driver may cause.
-        keys_in_progress: Keys of the outputs in its last steps, and the first key of the request
-            that was being submitted.
+        keys_in_progress: Keys (numbers) of the outputs in its last steps, and the first key of the
+            request that was being submitted.
         keys_on_probation: Keys of the suspected request that was on probation.
     """
 

@@ -1,7 +1,8 @@
 """Supervision of a front (gRPC server process): start, hang detection, and successor in a rolling
 restart.
 
-Assigns the ids of fronts. Each process gets a new id, so that keys of a dead front are not reused.
+Assigns the ids of fronts. Each process gets a new id, which is a part of the numbers (keys) of its
+requests' outputs, so that keys of a dead front are not reused.
 """
 
 import logging

@@ -137,8 +137,8 @@ class _Observer:
         return await self._start_servers()
 
     async def stop(self, limit_s: float) -> None:
-        """Receive the last messages of all fronts and export the records, within `limit_s`
-        seconds."""
+        """Receive the last messages of all fronts, export the last traces and close the servers,
+        within `limit_s` seconds."""
         end_s = time.monotonic() + limit_s - _MARGIN_S
         if self._keeping is not None:
             self._keeping.cancel()

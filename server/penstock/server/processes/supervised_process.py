@@ -32,8 +32,8 @@ class RestartPolicy:
         self._deaths_s: deque[float] = deque()
 
     def next_delay_s(self, now_s: float) -> float | None:
-        """Record a death. Returns the seconds to wait before the next start; None, to give up,
-        after `max_deaths` deaths in `window_s`.
+        """Record a death at `now_s`, and return the delay before the next start in seconds; None
+        after `max_deaths` deaths in `window_s`: the process must not be restarted.
 
         After the first death in a time window the process restarts immediately. Later delays
         double, up to `_MAX_DELAY_S`.
@@ -56,7 +56,7 @@ CleanUp = Callable[[int, bool], Awaitable[None]]
 
 
 class CrashLoop(Exception):
-    """Too many deaths in too short a time. The message is for the operator."""
+    """The process died MAX_DEATHS times in WINDOW_S seconds. The message is for the operator."""
 
 
 class SupervisedProcess:
@@ -103,10 +103,11 @@ class SupervisedProcess:
         return self._facts
 
     def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Request the process to stop (within `grace_s` seconds if given).
+        """Stop the process within `grace_s` seconds, or within the configured grace period if None.
+        Does not wait.
 
-        `keep_alive` returns when it has ended. `is_hand_over` is True if another process has taken
-        over.
+        `keep_alive` returns when the process has ended. `is_hand_over` is True if another process
+        has taken over.
         """
         self._may_restart = False
         self._retired.set()
@@ -126,7 +127,7 @@ class SupervisedProcess:
 
     async def restart(self, limit_s: float) -> None:
         """Stop the process within `limit_s` seconds and start another one. Returns when the new one
-        is ready.
+        is ready, and never if none becomes ready.
 
         This is not counted as a death. A process that is not ready is not stopped, only waited for.
         """

@@ -93,14 +93,14 @@ class ControlTokens:
         max_tokens: int | None = None,
         count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Encode an escaped text to int32 [n], one slice per step. `count` is called with numbers
-        of new tokens.
+        """Encode an escaped text to int32 [n], one slice per step.
 
-        `is_escaped` is True if some part of the text was changed. Control tokens that are spelled
-        without a mark come from the template and are allowed. Raises ControlTokenError if there are
-        more control tokens than those: normalisation or an unusual vocabulary may create them from
-        ordinary characters. Raises TooManyTokens as soon as there are more than `max_tokens`
-        tokens.
+        `is_escaped` is True if `escape` has changed some part of the text. `count` is called with
+        the number of added special tokens, and then with the number of tokens of each slice.
+        Control tokens that are spelled without a mark come from the template and are allowed.
+        Raises ControlTokenError if the result has more control tokens than the template spells:
+        normalisation or an unusual vocabulary may create them from ordinary characters. Raises
+        TooManyTokens as soon as there are more than `max_tokens` tokens.
         """
         tokenizer = self._twin if is_escaped else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
@@ -126,7 +126,7 @@ class ControlTokens:
 
     @cached_property
     def _added_ids(self) -> tuple[list[int], list[int]]:
-        """The tokens that the tokenizer adds before and after any text."""
+        """The ids of the tokens that the tokenizer adds before and after any text."""
         encoding = self._tokenizer.encode("a")
         ids, is_added = encoding.ids, encoding.special_tokens_mask
         start = is_added.index(0) if 0 in is_added else len(ids)
@@ -260,8 +260,8 @@ def _is_markup(content: str, template: str) -> bool:
 def escaped_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
-    """Return the messages and the template data with control tokens marked, and True if there were
-    any.
+    """Return the messages and the template data with control tokens marked, and True if any were
+    marked.
 
     Raises ControlTokenError if a control token cannot be marked.
     """
