@@ -137,7 +137,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
             try:
                 state.take(operations.get_stats(), operations.list_requests(max_requests=500))
             except PenstockError as error:
-                state.miss(str(error))
+                state.record_failure(str(error))
         found.top = top_svg(state)
 
 

@@ -27,7 +27,9 @@ from services import PATIENCE_S, free_port
 from slow_cases import Case
 
 SUMMARISED = ("blocks", "killed")
-"""One example of the output of `penstock timeline`, and one for an engine that died."""
+"""Cases whose section contains the output of `penstock timeline`: one example, and an engine that
+died.
+"""
 _FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"
 _POLL_S = 0.1

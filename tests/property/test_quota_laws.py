@@ -27,7 +27,7 @@ def admit_and_end(
     """Admit and end a request of `prompt` tokens, if the quota allows it; return whether it did."""
     if accounts.breach_of(tenant, prompt, 1, now) is not None:
         return False
-    accounts.take_in(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
+    accounts.charge_request(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
     accounts.release(tenant)
     return True
 
@@ -78,7 +78,7 @@ def test_the_accounts_equal_two_token_buckets(
     accounts = QuotaAccounts({}, quota)
     most = {"requests": float(requests or 0), "tokens": float(tokens or 0)}
     level, now = dict(most), 0.0
-    accounts.take_in(make_spec(9999, 1, tenant="a", hashed=False), 1, INDEX, now)
+    accounts.charge_request(make_spec(9999, 1, tenant="a", hashed=False), 1, INDEX, now)
     level["requests"] -= 1.0
     level["tokens"] -= 1.0
     charged = list[RequestSpec]()

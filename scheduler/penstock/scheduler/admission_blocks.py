@@ -21,7 +21,7 @@ from penstock.scheduler.running import RunningSet
 class AdmissionBlocks:
     """Computes the blocks that an admission takes and the blocks available to admissions.
 
-    `may_preempt`: running requests may be preempted for an admission.
+    `may_preempt`: whether running requests may be preempted for an admission.
     """
 
     def __init__(

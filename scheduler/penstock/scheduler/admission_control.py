@@ -86,12 +86,12 @@ class AdmissionControl:
         if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
             return FailureReason.REQUEST_ID_IN_USE
         for spec in specs:
-            reason = self._fits(spec)
+            reason = self._size_failure(spec)
             if reason is not None:
                 return reason
         return None
 
-    def _fits(self, spec: RequestSpec) -> FailureReason | None:
+    def _size_failure(self, spec: RequestSpec) -> FailureReason | None:
         """Return the failure reason if this output cannot run even on an idle engine, else None."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG

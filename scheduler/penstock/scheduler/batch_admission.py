@@ -262,13 +262,13 @@ class BatchAdmission:
         num_left = self._blocks.num_left
         # At least the last token's block is never cached. A request behind the head is not matched
         # again while fewer blocks are free than it needed at its last attempt.
-        if num_left < (1 if is_first else max(1, request.num_blocks_short)):
+        if num_left < (1 if is_first else max(1, request.num_blocks_needed)):
             return None
         matched = self._cache.match(request)
         num_wanted = self._blocks.num_taken(request, matched)
         if num_wanted <= num_left:
             return matched
-        request.num_blocks_short = num_wanted
+        request.num_blocks_needed = num_wanted
         return None
 
     def _may_be_passed(self, blocked: Request, now: float) -> bool:

@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Number of blocks with a reference."""
+        """Number of blocks with a reference count above zero."""
         return self.num_blocks - self.num_available
 
     def allocate(self, count: int) -> NDArray[np.int32]:
@@ -214,7 +214,7 @@ class BlockPool:
         tenant: str,
     ) -> None:
         """Apply the retention of a request to the `blocks` that it releases. A level of at least
-        the default, or no retention, also ends lower claims on them.
+        the default, or no retention, also ends claims below the default level on them.
         """
         claims = self._claims
         level = DEFAULT_LEVEL if retention is None else retention.level

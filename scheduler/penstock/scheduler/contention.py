@@ -107,10 +107,12 @@ class Contention:
     ) -> RunningLoad:
         """Return the part of `load` that delays a request.
 
-        `shares`: the tenants' shares if the request's tenant is under its share, else None. Prompts
-        in progress share the budget with the request while both are in prefill. Prompts whose first
-        token is due at the same time or earlier may need all of the budget (forecast.py), and are
-        counted in full.
+        `shares`: the tenants' shares if the request's tenant is under its share, else None. A
+        prompt in progress shares the budget with the request while both are in prefill, so it
+        counts with at most as many tokens as the request has to compute. Prompts whose first token
+        is due at the same time or earlier may need all of the budget (forecast.py), and are counted
+        in full. If the tenant is under its share, the load is that after preemptions
+        (`_with_place`).
         """
         under_way = self._running.prefilling()
         if shares is not None:

@@ -213,7 +213,7 @@ class HitDensityOrder:
         return popped
 
     def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Record the digests of used blocks whose content became known, in order of their chain."""
+        """Record the digests of used blocks that were registered, in order of their chain."""
         for known in self._history.name(blocks, digests):
             self._density.hit(known.num_uses, self.num_turns - known.turn, known.num_blocks)
 
@@ -224,7 +224,9 @@ class HitDensityOrder:
         self._history.share(blocks)
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """Record that blocks outside this order (used, or of another level) lost their content."""
+        """Record that blocks outside this order (used, or of another level) were evicted or have
+        invalid content.
+        """
         self._history.lose(blocks)
 
     def _append(self, blocks: Sequence[int], kind: int) -> None:

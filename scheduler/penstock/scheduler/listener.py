@@ -34,7 +34,7 @@ class StepNote(NamedTuple):
         launched_s: When planning ended and the step was passed to the executor.
         collected_s: When the result arrived.
         updated_s: When the result was applied.
-        num_prefill_tokens, num_context_tokens: As in `CostModel`.
+        num_prefill_tokens, num_context_tokens: As in `CostModel.step_time_s`.
         predicted_s: The predicted duration of the step, NaN without a prediction.
         waits_for: Why the next request in the queue was not admitted to the step; None if no
             request was waiting or all were admitted.

@@ -192,9 +192,9 @@ class OutputLengths:
     length, and is treated as a censored sample. Ignoring such outputs would bias the estimates,
     since long outputs are truncated most often.
 
-    - `mean_tokens`, `expected`, `expected_remaining`: outputs assumed memoryless. The mean is all
-      tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes, *Analysis
-      of Survival Data*, chapter 3).
+    - `mean_tokens`, `expected`, `expected_remaining`: outputs are assumed memoryless. The mean is
+      the number of all tokens divided by the number of complete outputs (the maximum likelihood for
+      censored lifetimes: Cox and Oakes, *Analysis of Survival Data*, chapter 3).
     - `of`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric Estimation from
       Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
       hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,

@@ -108,7 +108,7 @@ class ArrivalOrder:
         return None
 
     def first(self, max_num: int) -> list[Request]:
-        """Return the most senior requests, in order."""
+        """Return the `max_num` most senior requests, in order."""
         live = [entry[2] for entry in self._heap if entry[1] == entry[2].ticket]
         return heapq.nsmallest(max_num, live, key=lambda request: request.seniority)
 

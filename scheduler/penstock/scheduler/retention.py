@@ -160,8 +160,8 @@ class BlockClaims:
         return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """Drop the claims below the default on `blocks`, which another request has left with at
-        least the default level.
+        """Drop the claims below the default on `blocks`, because another request released them with
+        at least the default level.
         """
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:

@@ -130,9 +130,9 @@ class KvEvents:
 
         Raises RequestError: FEATURE_UNSUPPORTED if the engine publishes no cache events, QUEUE_FULL
         if too many streams are open, SEQUENCE_UNAVAILABLE for a sequence number of an earlier
-        stream, which is not kept, READER_STALLED for a gateway that reads too slowly, DRAINING. A
-        caller without the right is also rejected, and any caller while the engine accepts no
-        requests.
+        stream, which is not kept, READER_STALLED for a gateway that reads too slowly, DRAINING when
+        the server drains. A caller without the right is also rejected, and any caller while the
+        engine accepts no requests.
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants

@@ -101,7 +101,8 @@ class Dispatcher:
 
     @property
     def num_live(self) -> int:
-        """Number of outputs that have not ended, also in kept streams without a front."""
+        """Number of outputs that have not ended, including those of kept streams without a
+        front."""
         return sum(map(len, self._live_keys.values()))
 
     @property
@@ -275,7 +276,7 @@ class Dispatcher:
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
-    def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
+    def _stays_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
         """Return True if a resubmitted request stays at another front that has its stream.
         Otherwise drop that older stream and return False.
 
@@ -355,7 +356,7 @@ class Dispatcher:
                 self._drop(stream)
                 self.kept.forget(stream)
             return True
-        if not self._is_at_other_front(front_id, stream, is_read=is_read):
+        if not self._stays_at_other_front(front_id, stream, is_read=is_read):
             return True
         self._outgoing.append((front_id, encode(Detach(names=(name,), keys=keys))))
         return False

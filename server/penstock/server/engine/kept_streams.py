@@ -119,7 +119,7 @@ class KeptStream:
         )
 
     def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """Add the token in row `row` of the events of a step."""
+        """Add one generated token of output `key`. `row` is its index in the tokens of `events`."""
         if self.is_lost:
             return
         if not self._tokens:
@@ -137,7 +137,7 @@ class KeptStream:
         self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
 
     def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
-        """Add the log probabilities of the prompt."""
+        """Add the log probabilities of a prompt, an entry of `StepEvents.prompt_logprobs`."""
         rows = entry[2]
         num_values = len(rows.chosen) * (1 + rows.top_ids.shape[1])
         size = _EVENT_BYTES + _LOGPROBS_BYTES + num_values * _LOGPROB_BYTES
@@ -155,7 +155,7 @@ class KeptStream:
         self._seal()
         return tuple(self._segments)
 
-    def lose(self) -> None:
+    def drop_events(self) -> None:
         """Drop all events. The request continues, but its stream can no longer be resumed."""
         self.is_lost = True
         self._segments.clear()
@@ -290,7 +290,7 @@ class KeptStreams:
         self._streams[kept.name] = stream
         self._by_key.update((key, stream) for key in stream.live)
         if not kept.is_read:
-            self._park(stream)
+            self._mark_unread(stream)
         self._grew(stream)
 
     def forget(self, stream: KeptStream) -> None:
@@ -300,7 +300,7 @@ class KeptStreams:
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
         if not self._sizes[stream.tenant]:
             del self._sizes[stream.tenant]
-        self._unpark(stream)
+        self._unmark_unread(stream)
         for key in stream.live:
             self._by_key.pop(key, None)
             self.moved.pop(key, None)
@@ -310,7 +310,7 @@ class KeptStreams:
         stream.front_id = front_id
         stream.is_read = True
         stream.expires_s = NO_TIME
-        self._unpark(stream)
+        self._unmark_unread(stream)
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
@@ -318,7 +318,7 @@ class KeptStreams:
         is not at this front."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
-            self._park(stream)
+            self._mark_unread(stream)
             self._make_room()
 
     def front_disconnected(self, front_id: int) -> list[KeptStream]:
@@ -329,7 +329,7 @@ class KeptStreams:
             stream.front_id = NO_FRONT
             self.moved.update(dict.fromkeys(stream.live, NO_FRONT))
             if stream.is_read:
-                self._park(stream)
+                self._mark_unread(stream)
         self._make_room()
         return lost
 
@@ -384,17 +384,17 @@ class KeptStreams:
         if stream.live:
             return
         if not stream.is_read:
-            self._park(stream)
+            self._mark_unread(stream)
 
-    def _park(self, stream: KeptStream) -> None:
+    def _mark_unread(self, stream: KeptStream) -> None:
         """Record that the stream has no reader. Its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
-        self._unpark(stream)
+        self._unmark_unread(stream)
         self._unread[stream.tenant][stream] = None
         self._num_unread += 1
 
-    def _unpark(self, stream: KeptStream) -> None:
+    def _unmark_unread(self, stream: KeptStream) -> None:
         unread = self._unread.get(stream.tenant, {})
         if stream in unread:
             del unread[stream]
@@ -404,7 +404,7 @@ class KeptStreams:
 
     def _grew(self, stream: KeptStream) -> None:
         if stream.num_bytes > MAX_FRAME_BYTES - _FRAME_MARGIN_BYTES:
-            stream.lose()
+            stream.drop_events()
         self._count(stream)
         self._make_room()
 
@@ -427,7 +427,7 @@ class KeptStreams:
             # dropped.
             sizes = self._sizes[tenant]
             stream = max(sizes, key=sizes.__getitem__)
-            stream.lose()
+            stream.drop_events()
             self._count(stream)
 
     def _drop(self, stream: KeptStream) -> None:

@@ -107,7 +107,7 @@ class RequestError(Exception):
 
     @property
     def reason(self) -> ErrorReason:
-        """The error reason."""
+        """The error reason of `failure`."""
         return self.failure.reason
 
 
@@ -155,8 +155,11 @@ def quota_exceeded(tenant: str, breach: QuotaBreach) -> RequestError:
 def limit_exceeded(
     tenant: str, setting: str, limit: int, counted: str, retry_after_s: float | None
 ) -> RequestError:
-    """Return the error for a tenant that exceeds the `limit` of a setting. `counted` is what it
-    limits, in the plural."""
+    """Return the error for a tenant that exceeds the `limit` of a setting.
+
+    `counted` is the plural noun for what the setting limits, for the message. `retry_after_s`: see
+    `Failure`.
+    """
     owner = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
     return RequestError(
         Failure(

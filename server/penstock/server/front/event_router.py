@@ -150,7 +150,7 @@ class EventRouter:
                 else:
                     output.request.on_prefix_found(output, change)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
 
     def _prompt_logprobs(
         self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]
@@ -162,7 +162,7 @@ class EventRouter:
             try:
                 output.request.on_prompt_logprobs(first_position, logprobs)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
 
     def _tokens(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
         keys: list[int] = events.keys.tolist()
@@ -193,7 +193,7 @@ class EventRouter:
                 ):
                     stopped.append(key)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
         if stopped:
             self._cancel(tuple(stopped), FinishReason.STOP)
 
@@ -209,9 +209,9 @@ class EventRouter:
                 else:
                     output.request.on_completed(output, end, now_s)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
 
-    def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
+    def _fail_internal(self, request: LiveRequest, error: Exception, now_s: float) -> None:
         """Fail a request after an error in this code, without affecting other requests."""
         self._counters.num_internal_errors += 1
         # Log only the frames: the text of an exception may quote a prompt.

@@ -1,7 +1,7 @@
 """One request at a front (gRPC server process): its outputs, merged into one stream, and its usage.
 
-Handles the engine's events of one request. Uses neither gRPC nor the engine port. Never blocks. All
-methods must be called on the event loop; times are seconds on the engine's clock.
+Applies the engine's events of one request to its stream. Uses neither gRPC nor the engine port.
+Never blocks. All methods must be called on the event loop; times are seconds on the engine's clock.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class LiveRequest:
     Attributes:
         ends: The end of each output; empty until all outputs have ended.
         has_engine_end: True if the engine has reported the end of the first output.
-        first_token_s: Time of the first token; NO_TIME before it.
+        first_token_s: Time when the first token arrived in this process; NO_TIME before.
         is_cancelled: True if the request was cancelled and the engine must confirm it.
         num_replays: Number of resubmissions after the loss of an engine or of its connection.
         is_detached: True if no client reads the request. It stays here so that it can be submitted
@@ -113,9 +113,9 @@ class LiveRequest:
     ) -> None:
         """Create the outputs, and prepare the acceptance and the prompt for the stream.
 
-        Call this before the first submission. `texts` has the text stream of each output.
-        `prompt_text` is the prompt to echo, empty without echo. If `has_content`, the start of each
-        output is captured for traces.
+        The acceptance is the `Accepted` event. Call this before the first submission. `texts` has
+        the text stream of each output. `prompt_text` is the prompt to echo, empty without echo. If
+        `has_content`, the start of each output is captured for traces.
         """
         self._submission = submission
         self.phases.note_submitted(now_s)
@@ -160,7 +160,7 @@ class LiveRequest:
 
     @property
     def state(self) -> RequestState:
-        """The state; COMPLETED or ERROR once the stream is closed."""
+        """The state of the request; COMPLETED or ERROR once the stream is closed."""
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.failure is None else RequestState.ERROR
@@ -193,7 +193,7 @@ class LiveRequest:
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """The specs of `submission`; empty before `start`."""
+        """The specs of `submission`, one per output; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
     @property
@@ -259,11 +259,13 @@ class LiveRequest:
         rows: LogprobRows,
         row: int,
     ) -> bool:
-        """Handle one new token. Its log probabilities are in row `row` of `rows`.
+        """Push one new token to the stream. Its log probabilities are in row `row` of `rows`.
 
-        `at_s` is the time when the engine received the token, and `now_s` is the time of its
-        arrival in this process. Returns True if a stop string has ended the output; the caller must
-        then notify the engine.
+        Ignored if the output has ended. While a replayed output repeats earlier tokens, the token
+        is only compared with the earlier one, and the request fails if they differ. `at_s` is the
+        time when the engine received the token, and `now_s` is the time of its arrival in this
+        process. Returns True if a stop string has ended the output; the caller must then notify the
+        engine.
         """
         if not output.is_live:
             return False

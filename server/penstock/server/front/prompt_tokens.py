@@ -122,7 +122,8 @@ class TextQuotas:
         self._add(tenant, 0, num_tokens)
 
     def refund(self, tenant: str, num_tokens: int) -> None:
-        """Refund a prompt that was not processed, or whose request was displaced."""
+        """Refund one prompt and `num_tokens` tokens, because the prompt was not processed or its
+        request was displaced."""
         self._add(tenant, -1, -num_tokens)
 
     def _add(self, tenant: str, num_requests: int, num_tokens: int) -> None:

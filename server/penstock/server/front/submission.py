@@ -1,4 +1,4 @@
-"""Converts a validated generation and the ids of its prompt to the specs for the engine.
+"""Converts a validated request and its token ids to the specs for the engine, one per output.
 
 Makes the checks that need the number of prompt tokens, derives the seeds of the outputs and the
 block hashes of the prompt, and converts durations to times. The functions have no side effects and
@@ -59,8 +59,8 @@ class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def output_seed(seed: int, output_index: int) -> int:
-    """Return the seed of an output: the seed of the request for output 0, otherwise a hash of that
-    seed and the index."""
+    """Return the seed of an output: the seed of the request for output 0, otherwise a 64-bit hash
+    of that seed and the index."""
     if output_index == 0:
         return seed
     data = seed.to_bytes(8, "little") + output_index.to_bytes(8, "little")

@@ -64,7 +64,7 @@ class EngineListeners:
 
 class ServiceListener:
     """Base class of the observer's listeners. Subclasses override the methods of the events that
-    they use. Each event is delivered once."""
+    they use. No event is delivered twice."""
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Called with the records of ended requests."""

@@ -30,7 +30,7 @@ from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListeners
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import RequestView
-from penstock.server.observe.spans.variables import forget_blank_numbers
+from penstock.server.observe.spans.variables import unset_blank_numbers
 from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin, exit_at_once, in_one_line
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -121,7 +121,7 @@ class _Observer:
         if launch.server.observer.tracing.is_on:
             from penstock.server.observe.spans.export import start_tracing
 
-            forget_blank_numbers(os.environ)
+            unset_blank_numbers(os.environ)
             self._tracing = start_tracing(launch.server.observer.tracing, model=launch.server.model)
             self._listeners.add(self._tracing)
         if launch.metrics_port is not None:

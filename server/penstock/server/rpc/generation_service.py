@@ -150,8 +150,8 @@ class GenerationService:
 
 
 class LoopYielder:
-    """Creates the parts of one response, and yields to the event loop after each `_MAX_SLICE_S`
-    seconds.
+    """Creates the parts of one response, and yields to the event loop after every `_MAX_SLICE_S`
+    seconds of work.
 
     Time is measured across calls of `collect`, because a stream whose events are all ready never
     waits, and would otherwise not yield.

@@ -1,9 +1,9 @@
 """The wrapper around all handlers: converts exceptions to gRPC statuses.
 
-RequestError and OtherRequestFailed become the status of their `Failure`, and
-unexpected exceptions become INTERNAL. Counts active calls. Handlers take and return bytes, so that
-Penstock itself reports malformed messages. CancelledError always propagates: a client that
-disconnects is not an error, and a call whose CancelledError is suppressed leaks.
+RequestError and OtherRequestFailed become the status of their `Failure`, and unexpected exceptions
+become INTERNAL. Counts active calls. Handlers take and return bytes, so that Penstock itself
+reports malformed messages. CancelledError always propagates: a client that disconnects is not an
+error, and a call whose CancelledError is suppressed leaks.
 
 No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps the exception that
 ended the call, and with it these frames, until the garbage collector runs, which does not take the
@@ -161,8 +161,9 @@ class CallAccounts:
 
 
 class HandlerWrapper:
-    """Wraps methods in handlers. `on_internal_error` is called for each internal error.
+    """Wraps service methods in gRPC handlers, which count calls and convert exceptions to statuses.
 
+    `on_internal_error` is called for each internal error.
     `retry_after_s` is the default retry delay of failures. `random` returns a uniform random number
     in [0, 1).
     """

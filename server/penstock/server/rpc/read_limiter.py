@@ -12,8 +12,8 @@ Therefore each method is served as a stream here, of which one message is read.
 A message takes memory while it arrives. Nothing is read from a caller that is not permitted to make
 the call; the handler receives the error, a `Failure`, instead of the message. Other reads are
 limited (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request;
-handlers receive the caller with the message. Handlers of Penstock are recognised by the bytes that
-they take; those of gRPC take deserialised messages.
+handlers receive the caller with the message. A handler without a request deserialiser is one of
+Penstock, which takes bytes; the handlers of gRPC take deserialised messages.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class _CallCount:
         self._num = 0
 
     async def enter(self, context: Any) -> None:
-        """Count a call. Aborts it if there are too many."""
+        """Count a call. Aborts it with RESOURCE_EXHAUSTED if `max_num` calls are active."""
         if self._num >= self._max_num:
             await _exhausted(context, "too many calls at a time")
         self._num += 1
@@ -178,9 +178,9 @@ PolicyOf = Callable[[str, "grpc.RpcMethodHandler[Any, Any]"], _MethodPolicy]
 
 
 class _LimitedHandler(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, way_of: PolicyOf) -> None:
+    def __init__(self, inner: grpc.GenericRpcHandler, policy_of: PolicyOf) -> None:
         self._inner = inner
-        self._policy_of = way_of
+        self._policy_of = policy_of
         # Limited by the number of methods.
         self._made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 

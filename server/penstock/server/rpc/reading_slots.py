@@ -105,7 +105,7 @@ class ReadingSlots:
 
     def note_arrival(self, slot: ReadingSlot) -> None:
         """Record that the message has arrived in time, so that the slot does not expire before it
-        is given back."""
+        is released."""
         slot.since_s = math.inf
 
     def expire_slow(self) -> None:

@@ -45,7 +45,7 @@ class TlsFiles:
 
     @property
     def wants_client_certificates(self) -> bool:
-        """True if TLS is mutual."""
+        """True if clients must present a certificate (mutual TLS)."""
         return self._client_ca is not None
 
     def poll(self) -> bool:

@@ -23,7 +23,7 @@ class FilesChanged(OSError):
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """Return a value that changes when one of the files is replaced; see `Stamp`."""
+    """Return a value that changes when one of the files is replaced, modified or removed."""
     return tuple(_stamp(path) for path in paths)
 
 

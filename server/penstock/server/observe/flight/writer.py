@@ -1,9 +1,10 @@
 """Writes the flight record of an engine, on the engine's thread.
 
 An iteration is one run of the engine's step function, which may return the result of a step. The
-writer keeps the state of live requests between events. Per step it packs one row and copies one
-column of the slot arrays. Python code runs per event (admission, chunk, first token, end), never
-per running request. The writer does not read the content of requests.
+writer keeps the state of live requests between events. Per step it packs one row and copies the
+column of token counts of the slot arrays (one entry per batch slot). Python code runs per event
+(admission, chunk, first token, end), never per running request. The writer does not read the
+content of requests.
 """
 
 from collections.abc import Sequence
@@ -161,7 +162,7 @@ class FlightWriter:
             self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
 
     def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
-        """Record a step, and the events of its prefill chunks, shortly before its launch."""
+        """Record the launch of a step, shortly before it, and the events of its prefill chunks."""
         self._arrays = batch.arrays
         for request in batch.admitted:
             self._granted[request.spec.key] = request.slot

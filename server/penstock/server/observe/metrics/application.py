@@ -255,7 +255,7 @@ def status_json(
     """Return the status as UTF-8 JSON. Numbers that are not finite become null.
 
     The first MAX_REQUESTS of `requests` are listed. `requests_problem` is the reason why the live
-    requests are unknown.
+    requests could not be queried, empty if they were.
     """
     status = {
         **msgspec.to_builtins(snapshot),
@@ -268,7 +268,8 @@ def status_json(
 
 
 class LiveStatus:
-    """Queries the status. May be called from any thread except that of `loop`."""
+    """Queries the status of the service on the event loop `loop` and caches it. May be called from
+    any thread except that of `loop`."""
 
     def __init__(
         self,
@@ -284,9 +285,9 @@ class LiveStatus:
         self._as_of_s = float("-inf")
 
     def __call__(self) -> bytes:
-        """Return the status, which is at most MAX_AGE_S old.
+        """Return the status as JSON, at most MAX_AGE_S seconds old.
 
-        Raises TimeoutError after TIMEOUT_S, RuntimeError if the event loop is closed, and
+        Raises TimeoutError after TIMEOUT_S seconds, RuntimeError if the event loop is closed, and
         CancelledError if it stops.
         """
         with self._lock:

@@ -30,7 +30,7 @@ Processes = Callable[[], Mapping[str, int]]
 
 
 class ProcessUsage:
-    """Updates the usage metrics of the service's processes when metrics are collected."""
+    """Updates the metrics of CPU time and resident memory of the service's processes."""
 
     def __init__(self, tables: MetricTables, processes: Processes) -> None:
         self._tables = tables
@@ -38,8 +38,8 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read the usage again. The CPU time of a name is summed over successive processes with
-        that name."""
+        """Read the usage of all processes and set the metrics. The CPU time of a name is summed
+        over successive processes with that name."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -74,7 +74,8 @@ def _no_load() -> None:
 
 
 class ServiceMetrics(ServiceListener, Collector):
-    """A `ServiceListener` that Prometheus can collect.
+    """Computes the metrics of a service from the observer's events; a `prometheus_client`
+    collector.
 
     `model` is the value of the label `model` of all series; model names sent by clients are not
     used. `tenants` are the tenants with separate series. `gateway_methods` are the RPC methods of a
@@ -110,7 +111,7 @@ class ServiceMetrics(ServiceListener, Collector):
             self._tables.counter(catalogue.SPANS).begin(outcome)
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
-        """Add requests that have ended."""
+        """Add ended requests to the histograms and counters."""
         with self._lock:
             self._requests.take(records)
             self._fronts.add_records(records)

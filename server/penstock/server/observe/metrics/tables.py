@@ -1,7 +1,8 @@
 """The values of metrics: counters, gauges and histograms by label values.
 
-Computes the values and converts them to `prometheus_client` metrics. The histogram of
-prometheus_client adds one value at a time; these add arrays with weights. Not thread-safe.
+Stores the values and converts them to `prometheus_client` metrics. The histograms of
+prometheus_client add one value at a time; those of this module add arrays with weights. Not
+thread-safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,8 +117,8 @@ class HistogramTable:
         return found
 
     def observe(self, values: ArrayLike, *labels: str, weights: ArrayLike | None = None) -> None:
-        """Add each of the values as often as its weight, by default once. Values that are not
-        finite and values without a positive weight are ignored."""
+        """Add values of shape [n], each as often as its integer weight (shape [n]; None: once).
+        Values that are not finite and values without a positive weight are ignored."""
         array = np.asarray(values, dtype=np.float64)
         times = np.ones(len(array), np.int64) if weights is None else np.asarray(weights, np.int64)
         real = np.isfinite(array) & (times > 0)

@@ -120,8 +120,9 @@ class RequestView:
     """One live request, without its content. Ages are in seconds; `arrival_s` is in seconds since
     1970.
 
-    `state` is PENDING or PROCESSING. `waits_for` is as in `ModelSnapshot`, and is set only while
-    PENDING.
+    `state` is PENDING or PROCESSING. `waits_for` (as in `ModelSnapshot`) and `queue_position` (the
+    number of requests ahead) are set only while PENDING. `time_to_deadline_s` is None without a
+    deadline, or if the engine did not respond.
     """
 
     request_id: str

@@ -379,8 +379,8 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
 
 
 def _times(token: re.Match[str]) -> int:
-    """Return how often a quantifier such as {2,5} copies its element: its maximum, or its minimum
-    if there is no maximum; at least 1.
+    """Return how often a quantifier such as {2,5} copies its element: the maximum of the
+    quantifier, or its minimum if there is no maximum; at least 1.
 
     The unbounded part of a repetition compiles to a loop.
     """

@@ -19,7 +19,7 @@ from penstock.server.observe.flight.reader import (
     FlightReader,
     default_folder,
     dump,
-    own_default_folder,
+    make_default_folder,
 )
 from support.flights import RecordedEngine, play
 
@@ -106,7 +106,7 @@ def test_the_default_folder_must_belong_to_the_user(
     assert path.parent == default_folder()
     assert str(os.geteuid()) in path.parent.name
     path.parent.chmod(0o755)
-    assert stat.S_IMODE(own_default_folder().stat().st_mode) == 0o700
+    assert stat.S_IMODE(make_default_folder().stat().st_mode) == 0o700
 
     path.unlink()
     path.parent.rmdir()
