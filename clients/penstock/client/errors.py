@@ -18,7 +18,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     +-- ResourceExhausted          see `retry_after_s`
     |   +-- QueueFull
     |   +-- QuotaExceeded
-    |   +-- ReaderStalled          the stream was not read for too long
+    |   +-- ReaderStalled          the stream was not read for too long, or is too far behind
     |   +-- BacklogFull            raised by the client: too many of its calls wait
     +-- DeadlineExceeded           see `deadline_s`
     |   +-- DeadlineUnreachable    the deadline cannot be met; see `estimate_s`, `retry_after_s`
@@ -261,7 +261,8 @@ class ModelExists(AlreadyExists):
 
 
 class ResourceExhausted(PenstockError):
-    """A limit was reached."""
+    """A limit was reached: of the server, of a tenant's quota, of a message's size, or of this
+    client."""
 
 
 class QueueFull(ResourceExhausted):
@@ -273,7 +274,8 @@ class QuotaExceeded(ResourceExhausted):
 
 
 class ReaderStalled(ResourceExhausted):
-    """The stream was not read for too long, so the server ended it."""
+    """The client did not read the stream for too long, or left too many tokens unread, so the
+    server ended it."""
 
 
 class BacklogFull(ResourceExhausted):

@@ -9,10 +9,10 @@ import { durationFromMs, durationMs } from "@bufbuild/protobuf/wkt";
 import { status as Codes, type ClientDuplexStream, type Metadata } from "@grpc/grpc-js";
 import { encode } from "./encoding.js";
 import {
+  cancelledToUnavailable,
   deadlinePassed,
   multiplexEnded,
   requestTooLarge,
-  cancelledToUnavailable,
   type PenstockError,
 } from "./errors.js";
 import {

@@ -375,7 +375,9 @@ class KeepalivePolicy(google.protobuf.message.Message):
 
     @property
     def max_connection_age(self) -> google.protobuf.duration_pb2.Duration:
-        """Age at which the server asks the client to open another connection. Open calls continue."""
+        """Age at which the server sends GOAWAY, so that the client opens another connection for new calls.
+        Open calls continue.
+        """
 
     @property
     def max_connection_age_grace(self) -> google.protobuf.duration_pb2.Duration:

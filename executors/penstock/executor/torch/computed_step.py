@@ -15,8 +15,8 @@ from penstock.scheduler.batch import Batch, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComputedStep:
-    """The results of one step: of its forward, the sampled tokens, aligned with the batch's
-    `sampled_slots`, and log probabilities of prompt tokens (see `StepResult.prompt_logprobs`).
+    """The results of one step. `forwarded`: the result of the forward. `sampled`: the sampled
+    tokens, aligned with the batch's `sampled_slots`. `prompt_logprobs`: see `StepResult`.
     """
 
     forwarded: Forwarded

@@ -1,4 +1,5 @@
-"""The torch executor that computes a step within `launch`: on a CPU, and in eager mode on CUDA.
+"""The torch executor that computes a step within `launch`: on a CPU, and on CUDA with the modules
+of transformers (the eager path).
 
 A step has four parts: apply releases and admissions, run the forward (`step_forward`), sample,
 report failures. The executor is called from one thread. `launch` waits for the step on CUDA too,
@@ -211,7 +212,7 @@ class TorchExecutor:
         return failures
 
     def _clear(self, batch: Batch, rows: Ints) -> None:
-        """Clear the keys and values that `rows` of the batch wrote."""
+        """Zero the keys and values that `rows` of the batch wrote, in all layers."""
         counts = batch.num_tokens[rows].astype(np.int64)
         firsts = batch.starts[rows] + counts - np.cumsum(counts)
         positions = np.arange(int(counts.sum())) + np.repeat(firsts, counts)

@@ -1,4 +1,5 @@
-"""The eager path: the unchanged modules of transformers, with paged attention.
+"""The eager path: the modules of transformers, with paged attention and, on a CPU, with packed
+linear layers.
 
 Packs the inputs, runs attention and clears pages. The same code runs on a CPU and on a CUDA device.
 """
@@ -41,7 +42,10 @@ def eager_path(model: LoadedModel) -> ForwardPath:
 
 
 class ModuleForward:
-    """Computes steps with the model's own modules over `pages`."""
+    """A `StepForward` that runs the modules of transformers; keys and values are in `pages`.
+
+    Attaches itself to the modules as their `AttentionRunner`.
+    """
 
     def __init__(self, model: LoadedModel, pages: KVPages) -> None:
         self._model = model

@@ -23,8 +23,8 @@ size, and not a multiple of it.
 
 
 class WholeSequence:
-    """An `AttentionRunner` that attends within the packed sequence, without pages. Ignores soft
-    caps and sinks.
+    """An `AttentionRunner` that treats the packed tokens as one sequence and attends within it, in
+    float32, without pages. Ignores soft caps and sinks.
     """
 
     def run_layer(
