@@ -321,7 +321,7 @@ class KeptStreams:
             self._mark_unread(stream)
             self._make_room()
 
-    def front_gone(self, front_id: int) -> list[KeptStream]:
+    def front_disconnected(self, front_id: int) -> list[KeptStream]:
         """Detach the streams of a disconnected front. Return them, including those that the limits
         then drop."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
@@ -339,16 +339,16 @@ class KeptStreams:
         if not self._by_key:
             return
         touched: dict[KeptStream, None] = {}
-        for stream, change in self._of(events.changes, _key_of, touched):
+        for stream, change in self._with_streams(events.changes, _key_of, touched):
             stream.add_change(events, change)
-        for stream, entry in self._of(events.prompt_logprobs, _first_of, touched):
+        for stream, entry in self._with_streams(events.prompt_logprobs, _first_of, touched):
             stream.add_prompt(events, entry)
         rows = zip(
             events.keys.tolist(), events.tokens.tolist(), range(len(events.keys)), strict=True
         )
-        for stream, (key, token, row) in self._of(rows, _first_of, touched):
+        for stream, (key, token, row) in self._with_streams(rows, _first_of, touched):
             stream.add_token(events, key, token, row)
-        for stream, end in self._of(events.ends, _key_of, touched):
+        for stream, end in self._with_streams(events.ends, _key_of, touched):
             stream.add_end(events, end)
             self._ended(stream, end.key)
         for stream in touched:
@@ -359,7 +359,7 @@ class KeptStreams:
             else:
                 self._grew(stream)
 
-    def _of(
+    def _with_streams(
         self, items: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
         """Yield the given items that belong to kept streams, each with its stream."""

@@ -15,7 +15,7 @@ from penstock.server.security import web_tokens
 from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
 from penstock.server.security.rights import Right
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
-from support.guarded import digest
+from support.security_files import digest
 
 NOW_S = 1_800_000_000.0
 ACME, OTHER, OLD = "acme-token-1", "other-token-1", "old-token-1"
