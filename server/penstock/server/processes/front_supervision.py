@@ -58,7 +58,7 @@ class FrontSupervision:
         Call this NUM_CHECKS times in that period (see `hang_watch.py`).
         """
         if self._heartbeats is None or not self.process.may_hang:
-            self._watch.forget()
+            self._watch.reset()
         elif self._watch.check(
             self._front_id,
             self._heartbeats.num_heartbeats(self._front_id % NUM_ROWS, self._front_id),
@@ -69,7 +69,7 @@ class FrontSupervision:
                 limit_s,
                 extra=ALWAYS,
             )
-            self._watch.forget()
+            self._watch.reset()
             self.process.abort()
 
     async def _spawn(self) -> Child:

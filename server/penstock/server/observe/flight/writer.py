@@ -34,7 +34,7 @@ from penstock.server.observe.flight.memory import (
     STEP_RING,
     RingMemory,
 )
-from penstock.server.tenants import own_request_id
+from penstock.server.tenants import client_request_id
 
 
 class IterationGaps:
@@ -155,7 +155,7 @@ class FlightWriter:
                 max(-_MAX_PRIORITY, min(spec.priority, _MAX_PRIORITY)),
                 min(spec.output_index, _MAX_U2),
                 spec.trace_id,
-                own_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
+                client_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
                 spec.tenant.encode("utf-8", "replace"),
             )
         if len(specs) > 1:
