@@ -71,7 +71,7 @@ KINDS: Sequence[tuple[str, str, tuple[str, ...]]] = (
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Return a kernel's kind and colour."""
+    """Return the kind of the kernel `name`, and the colour of that kind in the pictures."""
     lower = name.lower()
     return next(
         (kind, colour) for kind, colour, parts in KINDS if any(part in lower for part in parts)

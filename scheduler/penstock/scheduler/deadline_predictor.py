@@ -273,8 +273,8 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Return, by slot, the TTFT deadlines of prompts in progress that need the whole prefill
-        budget from now on to be in time.
+        """Return, by slot, the TTFT deadlines (engine clock, seconds) of prompts in progress that
+        need the whole prefill budget from now on to be in time.
 
         If several long prompts share every step, all of them may be late; computed one after the
         other, some are in time.

@@ -40,7 +40,7 @@ _FIRST_EDGE = 16
 
 
 def bin_of(age: int) -> int:
-    """Return the bin of an age in turns."""
+    """Return the number of the bin, from 0 to NUM_BINS - 1, for an age in turns."""
     if age < _FIRST_EDGE:
         return 0
     octave = age.bit_length()
@@ -227,7 +227,7 @@ class HitDensityOrder:
         """Record that blocks outside this order (used, or of another level) were evicted or have
         invalid content.
         """
-        self._history.lose(blocks)
+        self._history.discard(blocks)
 
     def _append(self, blocks: Sequence[int], kind: int) -> None:
         """Append a segment of class `kind`; `blocks`: the last of their chain first."""
