@@ -143,7 +143,9 @@ class DeadlinePredictor:
             request.recheck_s = min(spec.time_limit_s, self._latest_admission_s(request, matched))
 
     def forget(self, request: Request) -> None:
-        """Remove a request that has ended; a no-op if it is unknown."""
+        """Remove a request that has ended from the index of live prefixes; a no-op if it is not in
+        it.
+        """
         self._prefixes.remove(request)
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
