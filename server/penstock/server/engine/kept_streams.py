@@ -58,6 +58,8 @@ class KeptStream:
     """The stream of one request, kept so that its client can resume it.
 
     Attributes:
+        name: The engine's id of the request.
+        num_bytes: The estimated memory that the stream uses, in bytes.
         keys: Keys of its outputs, by output index.
         live: Keys of the outputs that have not ended.
         front_id: The front that has the stream, or NO_FRONT.
@@ -271,7 +273,8 @@ class KeptStreams:
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
-        """Return the stream of this request, or None if it is not kept."""
+        """Return the stream of the request with the engine's id `name`, or None if it is not
+        kept."""
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
@@ -293,7 +296,7 @@ class KeptStreams:
             self._mark_unread(stream)
         self._grew(stream)
 
-    def forget(self, stream: KeptStream) -> None:
+    def remove(self, stream: KeptStream) -> None:
         """Remove the stream. Does nothing if it was removed already."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
@@ -355,7 +358,7 @@ class KeptStreams:
             if self._streams.get(stream.name) is not stream:
                 continue  # It was dropped because another stream exceeded the limits.
             if stream.has_failed and not stream.live and not stream.was_accepted:
-                self.forget(stream)
+                self.remove(stream)
             else:
                 self._grew(stream)
 
@@ -432,4 +435,4 @@ class KeptStreams:
 
     def _drop(self, stream: KeptStream) -> None:
         self._on_drop(stream)
-        self.forget(stream)
+        self.remove(stream)

@@ -57,9 +57,9 @@ class IterationGaps:
         """Return the mean time since the previous tokens in seconds (NaN if there is none), and the
         number of slots in the mean.
 
-        `known`, an int32 array, has the number of tokens of each slot after the previous iteration.
-        `now` is the time of this iteration's result in seconds; it is recorded for the slots that
-        got tokens. `arrays` is None before the first launch.
+        `known`, an int32 array of shape [num_slots], has the number of tokens of each slot after
+        the previous iteration. `now` is the time of this iteration's result in seconds; it is
+        recorded for the slots that got tokens. `arrays` is None before the first launch.
         """
         if arrays is None:
             return nan, 0

@@ -49,7 +49,7 @@ class StepMetrics:
         self.set_gauges()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Record a new engine, and set the gauges of its block size, number of blocks and number of
+        """Record the engine, and set the gauges of its block size, number of blocks and number of
         batch slots."""
         self._begin_epoch(hello.epoch)
         info = hello.executor
