@@ -3,8 +3,8 @@
     check_pins.py record                     print name==version of every installed package
     check_pins.py constraints before.txt     print a file for `pip install --constraint`
     check_pins.py compare FOLDER             compare before.txt with after.txt, and the lines of
-                                             `pip check` in complaints-before.txt with those in
-                                             complaints-after.txt; exit 1 if a package was removed,
+                                             `pip check` in problems-before.txt with those in
+                                             problems-after.txt; exit 1 if a package was removed,
                                              replaced or downgraded, or a line is new
 
 The environment variable MAY_RISE names further packages, separated by spaces, that an install may
@@ -111,7 +111,7 @@ def changes(
     return found
 
 
-def new_complaints(before: Iterable[str], after: Iterable[str]) -> list[str]:
+def new_problems(before: Iterable[str], after: Iterable[str]) -> list[str]:
     """Return the lines of `pip check` that are only in `after`."""
     known = {line.strip() for line in before}
     return sorted(
@@ -125,8 +125,8 @@ def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
     """Return the differences between the two records in `folder`; empty if nothing got worse."""
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)
-    worse += new_complaints(
-        _lines(folder / "complaints-before.txt"), _lines(folder / "complaints-after.txt")
+    worse += new_problems(
+        _lines(folder / "problems-before.txt"), _lines(folder / "problems-after.txt")
     )
     return worse
 

@@ -115,7 +115,7 @@ class Run:
 
 def block(case: Case, runs: Sequence[Run]) -> str:
     """Return the results of a case's runs, in order, as Markdown."""
-    names = ["before", *([f"with {case.cured}"] if len(runs) > 1 else [])]
+    names = ["before", *([f"with {case.second_name}"] if len(runs) > 1 else [])]
     lines = [f"| figure | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for group in case.groups:
         cells = [figures_of(run.answers, group) for run in runs]

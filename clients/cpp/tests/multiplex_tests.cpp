@@ -1,4 +1,5 @@
-// How requests on one Multiplex call affect each other, with a service of the test on a real socket.
+// How requests on one Multiplex call affect each other, with a service of the test on a real
+// socket.
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 

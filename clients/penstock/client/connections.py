@@ -85,7 +85,7 @@ class Connections:
             self.require_open()
             if not self._admission.try_enter():
                 ticket = _Ticket(self._runtime.signal())
-                self._admission.wait(ticket)
+                self._admission.enqueue(ticket)
         if ticket is not None:
             await self._wait(ticket, timeout_s)
         try:

@@ -328,4 +328,4 @@ class FrontConnections:
             logger.debug("%s has disconnected", name)
         if connection.front_id:
             del self._by_front[connection.front_id]
-            self.dispatcher.front_gone(connection.front_id)
+            self.dispatcher.front_disconnected(connection.front_id)

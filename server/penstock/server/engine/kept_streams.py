@@ -58,6 +58,8 @@ class KeptStream:
     """The stream of one request, kept so that its client can resume it.
 
     Attributes:
+        name: The engine's id of the request.
+        num_bytes: The estimated memory that the stream uses, in bytes.
         keys: Keys of its outputs, by output index.
         live: Keys of the outputs that have not ended.
         front_id: The front that has the stream, or NO_FRONT.
@@ -271,7 +273,8 @@ class KeptStreams:
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
-        """Return the stream of this request, or None if it is not kept."""
+        """Return the stream of the request with the engine's id `name`, or None if it is not
+        kept."""
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
@@ -293,7 +296,7 @@ class KeptStreams:
             self._mark_unread(stream)
         self._grew(stream)
 
-    def forget(self, stream: KeptStream) -> None:
+    def remove(self, stream: KeptStream) -> None:
         """Remove the stream. Does nothing if it was removed already."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
@@ -321,7 +324,7 @@ class KeptStreams:
             self._mark_unread(stream)
             self._make_room()
 
-    def front_gone(self, front_id: int) -> list[KeptStream]:
+    def front_disconnected(self, front_id: int) -> list[KeptStream]:
         """Detach the streams of a disconnected front. Return them, including those that the limits
         then drop."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
@@ -339,27 +342,27 @@ class KeptStreams:
         if not self._by_key:
             return
         touched: dict[KeptStream, None] = {}
-        for stream, change in self._of(events.changes, _key_of, touched):
+        for stream, change in self._with_streams(events.changes, _key_of, touched):
             stream.add_change(events, change)
-        for stream, entry in self._of(events.prompt_logprobs, _first_of, touched):
+        for stream, entry in self._with_streams(events.prompt_logprobs, _first_of, touched):
             stream.add_prompt(events, entry)
         rows = zip(
             events.keys.tolist(), events.tokens.tolist(), range(len(events.keys)), strict=True
         )
-        for stream, (key, token, row) in self._of(rows, _first_of, touched):
+        for stream, (key, token, row) in self._with_streams(rows, _first_of, touched):
             stream.add_token(events, key, token, row)
-        for stream, end in self._of(events.ends, _key_of, touched):
+        for stream, end in self._with_streams(events.ends, _key_of, touched):
             stream.add_end(events, end)
             self._ended(stream, end.key)
         for stream in touched:
             if self._streams.get(stream.name) is not stream:
                 continue  # It was dropped because another stream exceeded the limits.
             if stream.has_failed and not stream.live and not stream.was_accepted:
-                self.forget(stream)
+                self.remove(stream)
             else:
                 self._grew(stream)
 
-    def _of(
+    def _with_streams(
         self, items: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
         """Yield the given items that belong to kept streams, each with its stream."""
@@ -432,4 +435,4 @@ class KeptStreams:
 
     def _drop(self, stream: KeptStream) -> None:
         self._on_drop(stream)
-        self.forget(stream)
+        self.remove(stream)

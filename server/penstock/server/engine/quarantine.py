@@ -125,7 +125,7 @@ class Quarantine:
                 return RequestState.PENDING
         return None
 
-    def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
+    def front_disconnected(self, front_id: int, kept: Container[int] = ()) -> None:
         """Drop the held requests of a disconnected front (gRPC server process), except requests
         whose first output has a key in `kept`."""
         self._held = deque(

@@ -307,7 +307,7 @@ class PendingRecords:
         """
         account = self._waiting.get(change.key)
         if account is not None and account.live is not None:
-            account.live.phases.explain(wait=change.wait)
+            account.live.phases.add_details(wait=change.wait)
 
     def on_end(self, end: Completed | Failed) -> None:
         """Write the waiting record of the request that has now ended in the engine. Ignores
@@ -316,7 +316,7 @@ class PendingRecords:
         if account is None:
             return
         if account.live is not None:
-            account.live.phases.explain(wait=end.wait, residency=end.residency)
+            account.live.phases.add_details(wait=end.wait, residency=end.residency)
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:

@@ -118,7 +118,7 @@ class LiveRequest:
         `has_content`, the start of each output is captured for traces.
         """
         self._submission = submission
-        self.phases.submit(now_s)
+        self.phases.note_submitted(now_s)
         self.outputs = tuple(
             [
                 LiveOutput(self, spec.output_index, spec.key, text, self.stream)
@@ -222,7 +222,7 @@ class LiveRequest:
         output.is_running = True
         num_cached = change.num_cached_tokens
         wait = change.wait if output.index == 0 else None
-        if self.phases.admit(change.at_s, num_cached_tokens=num_cached, wait=wait):
+        if self.phases.note_admitted(change.at_s, num_cached_tokens=num_cached, wait=wait):
             self._change_state(num_cached)
 
     def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
@@ -230,8 +230,8 @@ class LiveRequest:
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
-            self.phases.explain(residency=change.residency)
-        if self.phases.leave(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
+            self.phases.add_details(residency=change.residency)
+        if self.phases.note_stopped(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
             self._change_state(0)
 
     def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
@@ -240,7 +240,7 @@ class LiveRequest:
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
-            self.phases.find_prefix(change.num_cached_tokens)
+            self.phases.note_prefix(change.num_cached_tokens)
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Push the prompt tokens from `first_position` on, with log probabilities. Tokens that were
@@ -278,7 +278,7 @@ class LiveRequest:
         if self.head.is_due:
             self.head.accept()
         if self.phases.phase is not DECODE:
-            self.phases.token(at_s)
+            self.phases.note_token(at_s)
         if self.first_token_s == NO_TIME:
             self.first_token_s = now_s
         records: Sequence[TokenRecord] = ()
@@ -361,7 +361,7 @@ class LiveRequest:
         self.is_at_engine = False
         for output in self.outputs:
             output.is_plain = output.is_running = False
-        if self.phases.lose(now_s, num_tokens=self.num_output_tokens):
+        if self.phases.note_engine_lost(now_s, num_tokens=self.num_output_tokens):
             self._change_state(0)
         self.stream.wake()
 
@@ -370,7 +370,7 @@ class LiveRequest:
         the current keys."""
         self._submission = submission
         self.num_replays += 1
-        self.phases.resubmit(now_s)
+        self.phases.note_resubmitted(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
         """End a request that was cancelled before submission, with the events of a cancelled
@@ -396,7 +396,7 @@ class LiveRequest:
     def _check_repeated(
         self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float
     ) -> None:
-        self.phases.token(at_s)
+        self.phases.note_token(at_s)
         if not output.repeats(token_id):
             # The continuation would not match the delivered tokens.
             self.fail(ENGINE_DOWN, now_s)
@@ -417,7 +417,7 @@ class LiveRequest:
     def _note_engine_end(self, output: OwnOutput, end: Completed | Failed) -> None:
         if output.index == 0:
             self.has_engine_end = True
-            self.phases.explain(wait=end.wait, residency=end.residency)
+            self.phases.add_details(wait=end.wait, residency=end.residency)
 
     def _end_output(
         self,
@@ -441,7 +441,7 @@ class LiveRequest:
         has_more = self._num_ended < len(self.outputs)
         if output.is_running:
             output.is_running = False
-            if self.phases.leave(at_s, has_more=has_more):
+            if self.phases.note_stopped(at_s, has_more=has_more):
                 self._change_state(0)
         if has_more:
             self.stream.release_held()

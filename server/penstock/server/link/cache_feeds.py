@@ -72,7 +72,7 @@ class CacheFeeds:
         if feed is not None and self._cache_index is not None:
             self._cache_index.unwatch(feed.watch)
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove the subscriptions of a disconnected front."""
         for front, ticket in list(self._feeds):
             if front == front_id:

@@ -63,7 +63,7 @@ class FlightSource:
             return
         self._is_readable = True
         if facts is not None and (len(rows) or num_missed):
-            self._listener.take_steps(facts.epoch, rows, num_missed, reader.totals)
+            self._listener.add_steps(facts.epoch, rows, num_missed, reader.totals)
 
     def copied(self) -> bytes:
         """Return a copy of the memory in the format of a flight file.

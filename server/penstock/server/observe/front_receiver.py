@@ -182,7 +182,7 @@ class FrontReceiver:
         front.fail_pending()
         if self._by_id.get(front.front_id) is front:
             del self._by_id[front.front_id]
-            self._listener.front_gone(front.front_id)
+            self._listener.front_disconnected(front.front_id)
 
     def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
         front = self._lines.get(line)
@@ -201,7 +201,7 @@ class FrontReceiver:
                 self._take_records(payloads)
             case Heartbeat() as heartbeat:
                 front.last_heartbeat = heartbeat
-                self._listener.take_heartbeat(heartbeat)
+                self._listener.add_heartbeat(heartbeat)
             case LiveAnswer() as answer:
                 front.take_live(answer)
             case CommandResult() as answer:
@@ -219,4 +219,4 @@ class FrontReceiver:
                 if self.num_unreadable <= _MAX_LOGGED_UNREADABLE:
                     logger.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
         if records:
-            self._listener.take_records(records)
+            self._listener.add_records(records)

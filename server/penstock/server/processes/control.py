@@ -104,7 +104,7 @@ class ChildControl:
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
         self._on_engine_lost: Callable[[], object] | None = None
-        self._last_act: Callable[[], object] | None = None
+        self._before_exit: Callable[[], object] | None = None
         self.stop_grace_s: float | None = None
         """The grace period in the command to stop, in seconds; None for the configured one."""
         self.is_hand_over = False
@@ -138,8 +138,8 @@ class ChildControl:
         A thread watches the connection and does this, so it works while the main thread computes.
         """
         self._socket_path = socket_path
-        self._last_act = before_exit
-        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+        self._before_exit = before_exit
+        threading.Thread(target=self._watch, name="control-connection", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Register `stop`, which is called on another thread when the command to stop arrives.
@@ -186,8 +186,8 @@ class ChildControl:
         if self._socket_path is not None:
             _remove_folder(self._socket_path.parent)
         try:
-            if self._last_act is not None:
-                self._last_act()
+            if self._before_exit is not None:
+                self._before_exit()
         finally:
             os._exit(EXIT_ORPHANED)
 

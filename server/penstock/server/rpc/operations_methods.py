@@ -31,9 +31,9 @@ from penstock.server.observe.operations.snapshot import (
 )
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
 from penstock.server.rpc.handlers import (
-    CallFailed,
     Context,
     HandlerWrapper,
+    OtherRequestFailed,
     StreamHandler,
     UnaryHandler,
 )
@@ -78,8 +78,9 @@ MAX_TOKEN_CHARS = 4096
 
 
 class OperationsMethods:
-    """The handlers of OperationsService. They raise RequestError or CallFailed if a request is
-    rejected. WatchStats calls end with DRAINING when `stopping` is set, before the server stops."""
+    """The handlers of OperationsService. They raise RequestError or OtherRequestFailed if a request
+    is rejected. WatchStats calls end with DRAINING when `stopping` is set, before the server
+    stops."""
 
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
@@ -168,8 +169,8 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """Return one live request. Raises CallFailed if there is none, and RequestError if several
-        tenants use its id and the call names no tenant."""
+        """Return one live request. Raises OtherRequestFailed if there is none, and RequestError if
+        several tenants use its id and the call names no tenant."""
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -182,7 +183,7 @@ class OperationsMethods:
         ]
         if not found:
             failure = Failure(reason=ErrorReason.REQUEST_NOT_FOUND)
-            raise CallFailed(failure, request.request_id)
+            raise OtherRequestFailed(failure, request.request_id)
         if len({view.tenant for view in found}) > 1:
             raise invalid_field("tenant", "is required: several tenants use this request id")
         return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()

@@ -21,7 +21,7 @@ class Right(enum.StrEnum):
         INSPECT: Reflection and channelz, which returns the addresses of other callers.
         OPERATIONS_READ: Monitoring of all tenants.
         OPERATIONS_WRITE: Drain, log levels, profiles, files on the server.
-        METRICS: The metrics port, if it requires a right.
+        METRICS: Read the metrics port, if it requires authentication.
     """
 
     GENERATE = "generate"

@@ -59,7 +59,7 @@ class FrontMetrics:
         for finish_reason in sorted(labels.FINISH_REASONS):
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Count the outcomes of the records by front. They are added to the metrics only if the
         front ends before a heartbeat includes them."""
         for record in records:
@@ -73,7 +73,7 @@ class FrontMetrics:
             front = self._front(record.front_id)
             front.recorded.update(_ends(end, self._methods))
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the counts in a heartbeat of a front, and set the gauges of the fronts."""
         front = self._front(heartbeat.front_id)
         front.heartbeat = heartbeat
@@ -81,7 +81,7 @@ class FrontMetrics:
         self._tables.histogram(catalogue.LOOP_LAG).observe(heartbeat.loop_lag_s)
         self._set_gauges()
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove the gauges of a front that has ended, and add the counts of its records that are
         newer than its last heartbeat. Idempotent."""
         front = self._fronts.pop(front_id, None)

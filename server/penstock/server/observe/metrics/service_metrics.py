@@ -110,27 +110,27 @@ class ServiceMetrics(ServiceListener, Collector):
         for outcome in labels.SPAN_OUTCOMES:
             self._tables.counter(catalogue.SPANS).begin(outcome)
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Add ended requests to the histograms and counters."""
         with self._lock:
             self._requests.take(records)
-            self._fronts.take_records(records)
+            self._fronts.add_records(records)
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the heartbeat of a front (gRPC server process)."""
         with self._lock:
-            self._fronts.take_heartbeat(heartbeat)
+            self._fronts.add_heartbeat(heartbeat)
             self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Record a new engine: its epoch, number of blocks, block size and number of slots.
+    def set_engine(self, hello: EngineHello) -> None:
+        """Record the engine: its epoch, number of blocks, block size and number of slots.
 
         Steps also report the number of blocks, but not the block size and the slots.
         """
         with self._lock:
-            self._steps.take_engine(hello)
+            self._steps.set_engine(hello)
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -140,14 +140,14 @@ class ServiceMetrics(ServiceListener, Collector):
         """Add steps of the engine of `epoch`. Without `totals`, only the steps that were read are
         counted."""
         with self._lock:
-            self._steps.take_steps(epoch, rows, num_missed)
+            self._steps.add_steps(epoch, rows, num_missed)
             if totals:
-                self._steps.take_totals(epoch, totals)
+                self._steps.set_totals(epoch, totals)
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove the gauges of a front that has ended. Its counts are kept."""
         with self._lock:
-            self._fronts.front_gone(front_id)
+            self._fronts.front_disconnected(front_id)
             self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def collect(self) -> Iterator[Metric]:

@@ -48,8 +48,8 @@ class StepMetrics:
             tables.gauge(catalogue.KV_BLOCKS).set(0, state)
         self.set_gauges()
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Record a new engine, and set the gauges of its block size, number of blocks and number of
+    def set_engine(self, hello: EngineHello) -> None:
+        """Record the engine, and set the gauges of its block size, number of blocks and number of
         batch slots."""
         self._begin_epoch(hello.epoch)
         info = hello.executor
@@ -65,7 +65,7 @@ class StepMetrics:
         self._is_up = is_up
         self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))
 
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+    def add_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
         """Add STEP rows of the engine of `epoch`, the oldest first; that engine may have ended.
         `num_missed` is the number of preceding steps that were overwritten before they were
         read."""
@@ -81,7 +81,7 @@ class StepMetrics:
             self._count_rows(epoch, name, _sum(rows, column))
         self._observe(rows)
 
-    def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
+    def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
         """Raise the counters of output tokens, admissions and preemptions to the totals of the
         flight recorder. These include steps whose rows were missed, so `take_steps` no longer adds
         to the counters for this engine. Totals of an older engine are ignored."""

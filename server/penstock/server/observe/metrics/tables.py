@@ -174,15 +174,15 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """Return the table of this metric."""
+        """Return the table of this counter. Raises KeyError for another metric."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """Return the table of this metric."""
+        """Return the table of this gauge. Raises KeyError for another metric."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """Return the table of this metric."""
+        """Return the table of this histogram. Raises KeyError for another metric."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:

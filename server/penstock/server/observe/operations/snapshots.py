@@ -63,7 +63,8 @@ class RequestCounts:
 
     @property
     def counts(self) -> Counter[str]:
-        """The sums of the counts over all fronts that have ever run."""
+        """The numbers of `accepted`, `rejected`, `completed`, `cancelled` and `failed` requests,
+        over all fronts that have ever run."""
         total = Counter(self._past)
         for heartbeat in self._heartbeats.values():
             total.update(_counts_of(heartbeat))
@@ -149,10 +150,10 @@ class SnapshotMaker(ServiceListener):
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """Record that the service drains. Heartbeats confirm it later."""
+        """Report the service as draining from now on, before the heartbeats of the fronts do."""
         self._is_draining = True
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Add the token counts and latencies of ended requests."""
         if not records:
             return
@@ -166,7 +167,7 @@ class SnapshotMaker(ServiceListener):
         self._queue.add(now_s, [_queue_s(record) for record in queued])
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front."""
         self._fronts.take(heartbeat)
         live = self._fronts.live
@@ -175,11 +176,11 @@ class SnapshotMaker(ServiceListener):
         elif not any(front.num_live for front in live) and self._is_settled():
             self._steps.no_live_requests()
 
-    def take_engine(self, hello: EngineHello) -> None:
+    def set_engine(self, hello: EngineHello) -> None:
         """Store the limits of the executor from the startup report of a new engine."""
         self._info = hello.executor
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -191,7 +192,7 @@ class SnapshotMaker(ServiceListener):
         del totals  # The steps that were read are sufficient here.
         self._steps.take(epoch, rows, num_missed)
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove a front that has ended from the snapshot. Its counts are kept."""
         self._fronts.gone(front_id)
 

@@ -295,7 +295,7 @@ class Tracing(ServiceListener):
         self._worker = worker
         self._counts = counts
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Queue ended requests. Each one becomes a trace, is not sampled, or is counted as lost."""
         self._worker.put(records)
 

@@ -21,13 +21,13 @@ from penstock.server.observe.flight.reader import (
     dump,
     make_default_folder,
 )
-from support.flights import Flown, play
+from support.flights import RecordedEngine, play
 
 
 @pytest.fixture(scope="module")
 def memory() -> int:
-    flown = play(Flown(num_steps=64), 2, 10)
-    return flown.fd
+    recorded = play(RecordedEngine(num_steps=64), 2, 10)
+    return recorded.fd
 
 
 def test_a_dump_is_readable_by_its_owner_only_and_states_its_reason(

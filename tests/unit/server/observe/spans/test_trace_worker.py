@@ -266,7 +266,7 @@ def test_counts_of_traces_are_logged_at_the_end(caplog: pytest.LogCaptureFixture
     tracing = start_tracing(
         TracingConfig(is_on=True), model="tiny", environment={"OTEL_TRACES_EXPORTER": "none"}
     )
-    tracing.take_records(records(1, 3))
+    tracing.add_records(records(1, 3))
     with caplog.at_level(logging.INFO, "penstock.server.observe.spans.export"):
         tracing.close(PATIENCE_S)
     assert caplog.messages == ["traces and spans, from start to end: traces_kept 3"]
