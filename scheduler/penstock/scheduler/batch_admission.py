@@ -117,7 +117,7 @@ class BatchAdmission:
                 self._blocks.num_left,
             )
             return WaitReason.BLOCKS
-        return self._lack(budget, is_too_long=is_too_long)
+        return self._wait_reason(budget, is_too_long=is_too_long)
 
     def admit_under_share(
         self,
@@ -180,7 +180,7 @@ class BatchAdmission:
         running = self._running
         return running.has_free_slot and len(running) < self._sizing.max_num_running
 
-    def _lack(self, budget: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
+    def _wait_reason(self, budget: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
         """Return why the remaining requests are not admitted, other than for lack of blocks.
 
         `is_too_long`: the next request needs more tokens than the remaining budget.

@@ -46,8 +46,8 @@ class FrontSupervision:
         self._heartbeats: HeartbeatView | None = None
 
     def successor(self) -> "FrontSupervision":
-        """Return the supervision of another process with this number, which will replace this
-        one."""
+        """Return a supervision with the same number, whose process will replace the current one in
+        a rolling restart."""
         return FrontSupervision(
             self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )
