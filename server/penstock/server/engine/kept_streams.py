@@ -2,13 +2,14 @@
 
 Records which front (gRPC server process) has which stream, and limits the number and size of all
 streams. A stream without a reader is kept until its resume timeout expires. When a limit is
-exceeded, streams without a reader are dropped, and their requests are cancelled if they still run:
-first those of the tenant with the most bytes or the most such streams, and of these the one without
-a reader for the longest time. If a tenant has no such stream, its largest stream loses its events.
-A stream must fit into one frame, because a front receives it in one frame when it attaches. A
-stream is stored as the events of its steps, with consecutive tokens merged; a front that attaches
-it processes them like other events. Uses no sockets and does not call the engine; times are seconds
-on the engine's clock.
+exceeded, streams without a reader are dropped, and their requests are cancelled if they still run.
+They are dropped from the tenant with the most such streams (limit of the number) or with the most
+bytes (limit of the size), starting with the stream that has been without a reader for the longest
+time. If the tenant with the most bytes has no such stream, the events of its largest stream are
+dropped. A stream must fit into one frame, because a front receives it in one frame when it
+attaches. A stream is stored as the events of its steps, with consecutive tokens merged; a front
+that attaches it processes them like other events. Uses no sockets and does not call the engine;
+times are seconds on the engine's clock.
 """
 
 import operator

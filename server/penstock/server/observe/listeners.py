@@ -34,7 +34,8 @@ class EngineListeners:
         self._listeners = listeners
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Notify the listeners that the outputs of a request are about to be queued."""
+        """Notify the listeners of a submitted request, before its outputs are queued or
+        rejected."""
         for listener in self._listeners:
             try:
                 listener.note_submit(specs)

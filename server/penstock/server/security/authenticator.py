@@ -95,7 +95,7 @@ class Authenticator:
 
 
 class _PolicyIndex:
-    """A policy, with indexes by which tokens and certificate names are looked up."""
+    """A policy, with an index of its static tokens and a validator of its JSON Web Tokens."""
 
     def __init__(self, policy: Policy, keys: KeySet | None, clock: Callable[[], float]) -> None:
         self.policy = policy

@@ -15,7 +15,7 @@ class Right(enum.StrEnum):
 
     Attributes:
         GENERATE: All calls that generate output, including `Resume`.
-        CANCEL: `Cancel`.
+        CANCEL: The call `Cancel`.
         MODELS: List and watch models, and use their tokenizers.
         LOAD_MODELS: Load and unload models and adapters, and set aliases of models.
         INSPECT: Reflection and channelz, which returns the addresses of other callers.

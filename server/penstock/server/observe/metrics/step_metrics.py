@@ -83,7 +83,7 @@ class StepMetrics:
 
     def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
         """Raise the counters of output tokens, admissions and preemptions to the totals of the
-        flight recorder. These include steps whose rows were missed, so `take_steps` no longer adds
+        flight recorder. These include steps whose rows were missed, so `add_steps` no longer adds
         to the counters for this engine. Totals of an older engine are ignored."""
         self._begin_epoch(epoch)
         if epoch != self._epoch:

@@ -109,7 +109,8 @@ class HistogramTable:
             self.begin()
 
     def begin(self, *labels: str) -> _Distribution:
-        """Return a series. Creates it without observations if it does not exist."""
+        """Return the series of these label values; create it without observations if it does not
+        exist. Raises ValueError for a wrong number of labels."""
         found = self._series.get(_checked(self._spec, labels))
         if found is None:
             found = _Distribution(np.zeros(len(self._ends), dtype=np.int64))

@@ -177,7 +177,7 @@ class SnapshotMaker(ServiceListener):
             self._steps.no_live_requests()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Store the limits of the executor from the startup report of a new engine."""
+        """Store the limits of the executor from the startup report of the engine."""
         self._info = hello.executor
 
     def add_steps(
