@@ -97,7 +97,7 @@ class Service:
                     found.append(child.pid)
         return found
 
-    def until_up(self, role: str, count: int) -> Ready:
+    def until_ready(self, role: str, count: int) -> Ready:
         """Wait until `count` processes of `role` have become ready since the start; return the last
         of these. Raises RunFailed after a minute.
         """

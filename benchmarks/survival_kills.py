@@ -80,7 +80,7 @@ async def _kill_round(model: str, number: int, references: dict[str, References]
         await streams.until_each_has(at_token)
         killed_s = time.monotonic()
         os.kill(live.up["engine"][-1].pid, signal.SIGKILL)
-        ready = await asyncio.to_thread(live.until_up, "engine", len(live.up["engine"]) + 1)
+        ready = await asyncio.to_thread(live.until_ready, "engine", len(live.up["engine"]) + 1)
         await streams.until_ended()
     for one in _bad(streams.received)[:3]:
         progress(f"  {one.status}: {one.details}")
@@ -129,7 +129,7 @@ async def no_replay(options: Namespace) -> Outcome:
             killed_s = time.monotonic()
             os.kill(live.up["engine"][-1].pid, signal.SIGKILL)
             await streams.until_ended()
-            ready = await asyncio.to_thread(live.until_up, "engine", 2)
+            ready = await asyncio.to_thread(live.until_ready, "engine", 2)
         ended_s = max(one.ended_s for one in streams.received) - killed_s
         last_s, worst = max(last_s, ended_s), min(worst, _num_unavailable(streams))
         rows.append(
@@ -158,7 +158,7 @@ async def hang(_: Namespace) -> Outcome:
         await streams.until_each_has(20)
         stopped_s = time.monotonic()
         os.kill(live.up["engine"][-1].pid, signal.SIGSTOP)
-        ready = await asyncio.to_thread(live.until_up, "engine", 2)
+        ready = await asyncio.to_thread(live.until_ready, "engine", 2)
         await streams.until_ended()
     restarted_s, num_lost = ready.at_s - stopped_s, len(_bad(streams.received))
     name = f"hung engine replaced, of which {_HANG_S:g} s are the limit"
@@ -179,7 +179,7 @@ async def front_kill(_: Namespace) -> Outcome:
         await streams.until_each_has(20)
         killed_s = time.monotonic()
         os.kill(live.up["front"][0].pid, signal.SIGKILL)
-        ready = await asyncio.to_thread(live.until_up, "front", NUM_FRONTS + 1)
+        ready = await asyncio.to_thread(live.until_ready, "front", NUM_FRONTS + 1)
         await streams.until_ended()
     lost = _bad(streams.received)
     last_s = max((one.ended_s - killed_s for one in lost), default=0.0)

@@ -229,7 +229,7 @@ async def measure_stops(ticks: Path, folder: Path) -> list[Stop]:
     model = model_of(folder, _NUM_POSITIONS)
     found: list[Stop] = []
     with service(*options_of(model, _NUM_POSITIONS)) as serving:
-        reader = TickReader(ticks, serving.until_up("front", 1).pid)
+        reader = TickReader(ticks, serving.until_ready("front", 1).pid)
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await send(channel, lambda: ("Generate", _generate(_SHORT)))
             for name, call in CALLS.items():
@@ -301,7 +301,7 @@ def flood(options: Namespace) -> Outcome:
     with ticking() as (folder, ticks):
         model = model_of(folder, num_positions)
         with service(*options_of(model, num_positions)) as serving:
-            reader = TickReader(ticks, serving.until_up("front", 1).pid)
+            reader = TickReader(ticks, serving.until_ready("front", 1).pid)
             reader.switch(is_on=True)
             # Not counted: the first calls warm up the service.
             asyncio.run(short_calls(serving, 2.0))

@@ -118,11 +118,11 @@ def _ended_request(number: int) -> LiveRequest:
     live.outputs = (LiveOutput(live, 0, number, text, live.stream),)
     live.head.place = Queued(key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01)
     phases = live.phases
-    phases.submit(arrival_s + 0.001)
+    phases.note_submitted(arrival_s + 0.001)
     wait = Wait(blocks_s=0.0, slots_s=0.004, token_budget_s=0.001, other_s=0.0, num_passed_by=0)
-    phases.admit(arrival_s + 0.006, wait=wait)
-    phases.token(arrival_s + 0.011)
-    phases.explain(
+    phases.note_admitted(arrival_s + 0.006, wait=wait)
+    phases.note_token(arrival_s + 0.011)
+    phases.add_details(
         residency=Residency(num_chunks=1, num_steps=16, min_batch_size=40, max_batch_size=60)
     )
     phases.stop(arrival_s + 0.09)

@@ -52,7 +52,7 @@ func (c *Client) interceptStream(
 func (c *Client) explain(ctx context.Context, err error, trailer metadata.MD) *Error {
 	e := errorFromCall(err, trailer)
 	if ctx.Err() == nil && !c.hasClosed() {
-		return e.unlessAsked()
+		return e.cancelledToUnavailable()
 	}
 	return e
 }

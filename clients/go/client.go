@@ -99,8 +99,8 @@ func (c *Client) GenerateOnce(
 	})
 }
 
-// Cancel ends a request by its id, regardless of the client that submitted it. It returns the state
-// of the request before the cancellation.
+// Cancel ends a request of the caller's tenant by its id, regardless of the client that submitted
+// it. It returns the state of the request before the cancellation.
 func (c *Client) Cancel(ctx context.Context, requestID string) (pb.RequestState, error) {
 	response, err := retrying(ctx, c, func() (*pb.CancelResponse, error) {
 		return c.generation.Cancel(ctx, &pb.CancelRequest{RequestId: requestID})
@@ -156,7 +156,8 @@ func (c *Client) Detokenize(
 	})
 }
 
-// IsServing returns the health of the server, without retries; "" means the whole server.
+// IsServing returns whether a service is SERVING in grpc.health.v1, without retries; "" means the
+// whole server.
 func (c *Client) IsServing(ctx context.Context, service string) (bool, error) {
 	response, err := c.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service})
 	return response.GetStatus() == healthpb.HealthCheckResponse_SERVING, err

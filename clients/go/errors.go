@@ -158,10 +158,10 @@ func (e *Error) ofRequest(requestID string) *Error {
 	return &known
 }
 
-// unlessAsked converts the error of a call that was cancelled before it began, and not by this
-// client, to Unavailable. A server that shuts down cancels calls that arrive at the same moment,
-// without a reason.
-func (e *Error) unlessAsked() *Error {
+// cancelledToUnavailable converts the error of a call that was cancelled before it began, and not
+// by this client, to Unavailable. A server that shuts down cancels calls that arrive at the same
+// moment, without a reason.
+func (e *Error) cancelledToUnavailable() *Error {
 	if e.Code != codes.Canceled || e.Reason != "" {
 		return e
 	}

@@ -19,8 +19,8 @@ type MultiplexConfig struct {
 	// reader, and should exceed the number of tokens generated in one round trip.
 	WindowTokens uint32
 	// MaxCallAge is the time after which new requests use a new call. The old call ends with its
-	// last request. It ensures that no call exceeds the maximum connection age, which is 30 minutes
-	// at servers.
+	// last request. It ensures that no call exceeds the maximum connection age of the server, by
+	// default about 30 minutes.
 	MaxCallAge time.Duration
 	// MaxRequestBytes is the maximum size of a request. A larger request fails and is not sent,
 	// because it would end the call for all requests. At most the server's
@@ -28,7 +28,8 @@ type MultiplexConfig struct {
 	MaxRequestBytes int
 }
 
-// DefaultMultiplex is 256 tokens, 20 minutes, 4 MiB.
+// DefaultMultiplex returns a window of 256 tokens, a call age of 20 minutes and requests of up to
+// 4 MiB.
 func DefaultMultiplex() MultiplexConfig {
 	return MultiplexConfig{
 		WindowTokens: 256, MaxCallAge: 20 * time.Minute, MaxRequestBytes: 4 << 20,

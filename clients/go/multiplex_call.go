@@ -230,7 +230,7 @@ func (c *multiplexCall) end(ctx context.Context, client *Client, err error) {
 	case errors.Is(err, io.EOF):
 		failed = &Error{Code: codes.Unavailable, Message: "the server ended the Multiplex call"}
 	default:
-		failed = asError(err).unlessAsked()
+		failed = asError(err).cancelledToUnavailable()
 	}
 	if failed.Code == codes.Unimplemented && failed.Reason == "" {
 		failed = &Error{

@@ -2,8 +2,10 @@
 
     check_pins.py record                     print name==version of every installed package
     check_pins.py constraints before.txt     print a file for `pip install --constraint`
-    check_pins.py compare FOLDER             before.txt against after.txt, and the complaints of
-                                             `pip check` likewise; exit 1 when something got worse
+    check_pins.py compare FOLDER             compare before.txt with after.txt, and the lines of
+                                             `pip check` in problems-before.txt with those in
+                                             problems-after.txt; exit 1 if a package was removed,
+                                             replaced or downgraded, or a line is new
 
 The environment variable MAY_RISE names further packages, separated by spaces, that an install may
 upgrade. Runs inside the image, before and after the install, with the standard library only.
@@ -18,8 +20,8 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-# The only ones that an install may raise, never lower or remove: the generated code refuses to load
-# on a grpcio that is too old, and nothing on the engine's side holds grpcio at a version.
+# The only packages that an install may upgrade; it may not downgrade or remove them. The generated
+# code does not load with an older grpcio, and no package of the image pins grpcio.
 MAY_RISE = frozenset(
     {
         "googleapis-common-protos",
@@ -30,8 +32,8 @@ MAY_RISE = frozenset(
         "grpcio-status",
     }
 )
-# What a constraint may name (PEP 440). Packages of a Linux distribution may carry other versions;
-# those cannot be asked of pip, and are compared all the same.
+# A version that pip accepts in a constraint (PEP 440). Packages of a Linux distribution may have
+# other versions: those are not written as constraints, but they are compared.
 _VERSION = re.compile(
     r"([1-9][0-9]*!)?(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
     r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
@@ -47,7 +49,7 @@ def normal_name(name: str) -> str:
 def installed() -> dict[str, str]:
     """Return the versions of the installed packages by name.
 
-    Of two versions, the one that this interpreter imports.
+    Of a package that is installed twice, it is the version that this interpreter imports.
     """
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
@@ -65,7 +67,9 @@ def written(versions: Mapping[str, str]) -> list[str]:
 
 
 def parsed(lines: Iterable[str]) -> dict[str, str]:
-    """Read the lines that `written` returned. Raises ValueError for any other line."""
+    """Return the versions by name from the lines that `written` returned. Raises ValueError for any
+    other line.
+    """
     versions: dict[str, str] = {}
     for line in (stripped for line in lines if (stripped := line.strip())):
         name, separator, version = line.partition("==")
@@ -107,7 +111,7 @@ def changes(
     return found
 
 
-def new_complaints(before: Iterable[str], after: Iterable[str]) -> list[str]:
+def new_problems(before: Iterable[str], after: Iterable[str]) -> list[str]:
     """Return the lines of `pip check` that are only in `after`."""
     known = {line.strip() for line in before}
     return sorted(
@@ -121,8 +125,8 @@ def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
     """Return the differences between the two records in `folder`; empty if nothing got worse."""
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)
-    worse += new_complaints(
-        _lines(folder / "complaints-before.txt"), _lines(folder / "complaints-after.txt")
+    worse += new_problems(
+        _lines(folder / "problems-before.txt"), _lines(folder / "problems-after.txt")
     )
     return worse
 
@@ -137,7 +141,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; return the exit code."""
+    """Run one command; return the exit code: 2 for invalid arguments."""
     may_rise = MAY_RISE | {normal_name(name) for name in os.environ.get("MAY_RISE", "").split()}
     match arguments:
         case ["record"]:

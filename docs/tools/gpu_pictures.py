@@ -1,7 +1,7 @@
 """Draws the pictures of docs/gpu.md from the results of benchmarks/gpu.py.
 
-Also maintains docs/pictures/gpu.json: rounded figures and timelines of the last runs. vLLM's
-figures were recorded in an earlier run.
+Also maintains docs/pictures/gpu.json: rounded figures and timelines of the last runs. The figures
+of vLLM are constants of this module, from an earlier run.
 
     python docs/tools/gpu_pictures.py [RESULTS.json ...]     add new results, then draw
 """
@@ -39,8 +39,8 @@ class Shape:
     head_dim: int
 
     def work(self, num_rows: int) -> tuple[float, float]:
-        """Return the floating-point operations and bytes of a bfloat16 decode step of `num_rows`
-        rows.
+        """Return the number of floating-point operations, and of bytes read, of a bfloat16 decode
+        step with `num_rows` rows of CONTEXT tokens each.
         """
         of_attention = 4 * self.num_heads * self.head_dim * self.num_layers * CONTEXT
         of_keys = 2 * self.num_kv_heads * self.head_dim * self.num_layers * CONTEXT
@@ -71,7 +71,7 @@ KINDS: Sequence[tuple[str, str, tuple[str, ...]]] = (
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Return a kernel's kind and colour."""
+    """Return the kind of the kernel `name`, and the colour of that kind in the pictures."""
     lower = name.lower()
     return next(
         (kind, colour) for kind, colour, parts in KINDS if any(part in lower for part in parts)
@@ -252,7 +252,7 @@ def _legend(drawing: Drawing, entries: Sequence[tuple[str, str]]) -> None:
         x += 26 + 6.2 * len(words)
 
 
-def take_in(source: dict[str, Any], results: dict[str, Any]) -> None:
+def add_results(source: dict[str, Any], results: dict[str, Any]) -> None:
     """Add the results of a run of benchmarks/gpu.py to `source`; figures get five digits."""
     for found in results["figures"]:
         source["figures"][found["name"]] = float(f"{found['value']:.5g}")
@@ -267,7 +267,7 @@ def main() -> None:
     if SOURCE.exists():
         source = json.loads(SOURCE.read_text(encoding="utf-8"))
     for path in parser.parse_args().results:
-        take_in(source, json.loads(path.read_text(encoding="utf-8"))["results"])
+        add_results(source, json.loads(path.read_text(encoding="utf-8"))["results"])
     parts = [f'"figures": {json.dumps(source["figures"], indent=1)}']
     parts.append(f'"timelines": {json.dumps(source["timelines"], separators=(",", ":"))}')
     SOURCE.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

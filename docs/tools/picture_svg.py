@@ -1,6 +1,7 @@
-"""SVG drawing for the pictures of docs/why-is-it-slow.md: shapes and text, no external resources.
+"""SVG drawing for the pictures of docs/why-is-it-slow.md and docs/gpu.md.
 
-Pictures have a light background and use system fonts. Also computes the ticks of a time axis.
+Draws shapes and text on a light background, with system fonts and without external resources. Also
+computes the ticks of an axis and formats durations.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _STEPS = (1.0, 2.0, 5.0)
 
 
 class Drawing:
-    """Collects the elements of a picture of a given width; `svg` takes the height."""
+    """Collects the elements of a picture, `width` pixels wide; `svg` takes the height."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -57,7 +58,7 @@ class Drawing:
     def path(
         self, data: str, *, fill: str = "none", stroke: str = "none", opacity: float = 1.0
     ) -> None:
-        """Add a path; strokes are 1.4 wide."""
+        """Add a path; `data`: the commands of its `d` attribute. Strokes are 1.4 pixels wide."""
         look = f'fill="{fill}" stroke="{stroke}" stroke-width="1.4" opacity="{opacity:g}"'
         self._parts.append(f'<path d="{data}" {look}/>')
 

@@ -37,7 +37,7 @@ _NO_STEP = "never returned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A slice of a track; seconds since the start of the recording."""
+    """A slice of a track of the trace; times are seconds since the start of the recording."""
 
     track: tuple[int, int]
     name: str
@@ -135,7 +135,7 @@ class _Picture:
         self._length_s = max(1e-6, *ends)
         self._rows: dict[tuple[int, int], tuple[float, float]] = {}
         # By slot, the residency that phases are drawn in: name and tenant.
-        self._stays: dict[tuple[int, int], tuple[str, str]] = {}
+        self._residencies: dict[tuple[int, int], tuple[str, str]] = {}
         self._y = 0.0
 
     def draw(self) -> str:
@@ -266,12 +266,12 @@ class _Picture:
         x, end = self._span(each)
         is_phase = "request_id" not in each.args
         if not is_phase:
-            self._stays[each.track] = (each.name, str(each.args.get("tenant", "")))
+            self._residencies[each.track] = (each.name, str(each.args.get("tenant", "")))
             hint = f"{each.name}: {seconds(each.end_s - each.start_s)}, {each.args.get('ended')}"
             opacity = self._opacity(each.name)
             self._drawing.rect(x, y, end - x, height, BLUE, opacity=0.25 * opacity, title=hint)
             return
-        name, tenant = self._stays.get(each.track, ("", ""))
+        name, tenant = self._residencies.get(each.track, ("", ""))
         colour = self._view.tenants.get(tenant, BLUE)
         colour = ORANGE if each.name == "prefill" else colour
         opacity = self._opacity(name)

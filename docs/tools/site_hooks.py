@@ -79,7 +79,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config, files
     place = page.file.src_uri
     path = _in_repository(place) if _is_below(place) else f"docs/{place}"
-    return for_site(path, as_github_reads_it(with_pictures(path, markdown)))
+    return for_site(path, adapt_github_markdown(with_pictures(path, markdown)))
 
 
 def for_site(path: str, markdown: str) -> str:
@@ -114,8 +114,8 @@ def with_pictures(path: str, markdown: str) -> str:
     return markdown
 
 
-def as_github_reads_it(markdown: str) -> str:
-    """Return the Markdown with what only GitHub accepts rewritten for the site.
+def adapt_github_markdown(markdown: str) -> str:
+    """Return the Markdown with the syntax that only GitHub accepts rewritten for the site.
 
     On GitHub a list may follow a paragraph without an empty line. Code in a table's cell writes a
     pipe as `\\|`, which the site would show with its backslash. A fence may have more than a

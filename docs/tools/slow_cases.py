@@ -42,12 +42,12 @@ class Case:
 
     Attributes:
         options: Options of the service.
-        cure: Options of the second run, which override or extend `options`.
-        cured: Name of the second run; empty if there is none.
-        cured_asks: Requests of the second run; if empty, the same as in the first.
+        changed_options: Options of the second run, which override or extend `options`.
+        second_name: Name of the second run; empty if there is none.
+        second_requests: Requests of the second run; if empty, the same as in the first.
         groups: Prefixes of request names whose clients are reported together.
         queries: Unit of each PromQL query; `[5m]` is replaced by the duration of the run.
-        look_s, kill_s: Seconds after the start of the load at which `penstock top` is captured, and
+        top_s, kill_s: Seconds after the start of the load at which `penstock top` is captured, and
             at which the engine is killed (None: never).
         has_...: Whether the page has these pictures in addition to the first timeline.
         logged: Words that select the log lines to include.
@@ -59,39 +59,39 @@ class Case:
     groups: tuple[str, ...]
     queries: Mapping[str, str]
     view: View
-    cure: tuple[str, ...] = ()
-    cured: str = ""
-    look_s: float = 2.0
+    changed_options: tuple[str, ...] = ()
+    second_name: str = ""
+    top_s: float = 2.0
     kill_s: float | None = None
-    cured_asks: tuple[LoadRequest, ...] = ()
+    second_requests: tuple[LoadRequest, ...] = ()
     has_timeline_after: bool = False
     has_top: bool = True
     logged: tuple[str, ...] = ()
 
     @property
-    def all_options(self) -> tuple[str, ...]:
+    def first_options(self) -> tuple[str, ...]:
         """Options of the first run."""
         return (*_MACHINE, *self.options)
 
     @property
-    def cured_options(self) -> tuple[str, ...]:
+    def second_options(self) -> tuple[str, ...]:
         """Options of the second run; a later option overrides an earlier one."""
-        return (*_MACHINE, *self.options, *self.cure)
+        return (*_MACHINE, *self.options, *self.changed_options)
 
 
-def _ask(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: Any) -> LoadRequest:
+def _request(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: Any) -> LoadRequest:
     """Return a request whose prompt shares no prefix with others."""
     ids = tuple(random.Random(name).choices(range(300, 340), k=num_prompt))
     return LoadRequest(name=name, at_s=at_s, ids=ids, num_tokens=num_tokens, **more)
 
 
-def _blocks() -> Case:
-    asks = [_ask(f"essay-{i + 1}", 0.12 * i, 96, 200) for i in range(12)]
+def _short_of_blocks() -> Case:
+    asks = [_request(f"essay-{i + 1}", 0.12 * i, 96, 200) for i in range(12)]
     return Case(
         name="blocks",
         options=("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "110"),
-        cure=("--num-blocks", "240"),
-        cured="--num-blocks 240",
+        changed_options=("--num-blocks", "240"),
+        second_name="--num-blocks 240",
         asks=tuple(asks),
         groups=("essay-",),
         queries={
@@ -104,14 +104,14 @@ def _blocks() -> Case:
         view=View(
             title="KV blocks are short: who waits, who is preempted", highlighted=("essay-9",)
         ),
-        look_s=2.0,
+        top_s=2.0,
     )
 
 
-def _flood() -> Case:
-    asks = [_ask(f"batch-{i + 1}", 0.3, 64, 100, tenant="batch") for i in range(36)]
+def _tenant_flood() -> Case:
+    asks = [_request(f"batch-{i + 1}", 0.3, 64, 100, tenant="batch") for i in range(36)]
     asks += [
-        _ask(
+        _request(
             f"chat-{i + 1}",
             0.1 + 0.6 * i,
             48,
@@ -127,8 +127,8 @@ def _flood() -> Case:
             *("--tenant-metadata-key", TENANT_KEY, "--order", "fcfs"),
             *("--metrics-tenants", "batch,chat"),
         ),
-        cure=("--order", "fair"),
-        cured="--order fair",
+        changed_options=("--order", "fair"),
+        second_name="--order fair",
         asks=tuple(asks),
         groups=("chat-", "batch-"),
         queries={
@@ -143,22 +143,22 @@ def _flood() -> Case:
             max_lanes=14,
             areas=("waiting",),
         ),
-        look_s=3.4,
+        top_s=3.4,
     )
 
 
-def _prompt() -> Case:
-    asks = [_ask(f"chat-{i + 1}", 0.05 * i, 64, 220) for i in range(6)]
-    asks += [_ask(f"report-{i + 1}", 0.7 + 1.3 * i, 6000, 40) for i in range(2)]
-    asks.append(_ask("chat-7", 0.8, 64, 100))
+def _long_prompt() -> Case:
+    asks = [_request(f"chat-{i + 1}", 0.05 * i, 64, 220) for i in range(6)]
+    asks += [_request(f"report-{i + 1}", 0.7 + 1.3 * i, 6000, 40) for i in range(2)]
+    asks.append(_request("chat-7", 0.8, 64, 100))
     return Case(
         name="prompt",
         options=(
             *("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "1200"),
             *("--max-num-batched-tokens", "8192", "--max-seq-len", "8192"),
         ),
-        cure=("--target-itl-ms", "30"),
-        cured="--target-itl-ms 30",
+        changed_options=("--target-itl-ms", "30"),
+        second_name="--target-itl-ms 30",
         asks=tuple(asks),
         groups=("chat-", "report-"),
         queries={
@@ -173,14 +173,14 @@ def _prompt() -> Case:
             areas=(),
         ),
         has_timeline_after=True,
-        look_s=1.5,
+        top_s=1.5,
     )
 
 
-def _reader() -> Case:
+def _slow_reader() -> Case:
     def asks(read_s: float) -> tuple[LoadRequest, ...]:
-        quick = [_ask(f"chat-{i + 1}", 0.1 * i, 48, 300) for i in range(3)]
-        slow = _ask(
+        quick = [_request(f"chat-{i + 1}", 0.1 * i, 48, 300) for i in range(3)]
+        slow = _request(
             "slow-1",
             0.2,
             48,
@@ -192,9 +192,9 @@ def _reader() -> Case:
     return Case(
         name="reader",
         options=("--max-num-seqs", "8", "--block-size", "16", "--num-blocks", "400"),
-        cured="a reader that keeps up",
+        second_name="a reader that keeps up",
         asks=asks(0.02),
-        cured_asks=asks(0.0),
+        second_requests=asks(0.0),
         groups=("slow-", "chat-"),
         queries={
             "increase(penstock_stream_stalls_total[5m])": "",
@@ -203,13 +203,13 @@ def _reader() -> Case:
             _ITL: "s",
         },
         view=View(title="A slow reader: the engine knows nothing of it", areas=("running",)),
-        look_s=3.0,
+        top_s=3.0,
     )
 
 
-def _killed() -> Case:
-    asks = [_ask(f"essay-{i + 1}", 0.15 * i, 64, 280) for i in range(6)]
-    asks.append(_ask("late-1", 4.5, 64, 40))
+def _killed_engine() -> Case:
+    asks = [_request(f"essay-{i + 1}", 0.15 * i, 64, 280) for i in range(6)]
+    asks.append(_request("late-1", 4.5, 64, 40))
     return Case(
         name="killed",
         options=(
@@ -224,7 +224,7 @@ def _killed() -> Case:
         },
         view=View(title="An engine that was killed: its last steps", areas=("waiting",)),
         kill_s=1.8,
-        look_s=2.1,
+        top_s=2.1,
         has_top=False,
         logged=("flight record", "engine died", "engine is ready"),
     )
@@ -232,4 +232,4 @@ def _killed() -> Case:
 
 def cases() -> tuple[Case, ...]:
     """Return all cases, in the order of the page."""
-    return (_blocks(), _flood(), _prompt(), _reader(), _killed())
+    return (_short_of_blocks(), _tenant_flood(), _long_prompt(), _slow_reader(), _killed_engine())

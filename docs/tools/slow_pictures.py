@@ -88,10 +88,10 @@ class Load(threading.Thread):
             return await open_loop(self._asks, send)
 
 
-def run_case(case: Case, *, is_cured: bool, home: Path) -> Run:
+def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
     """Run a case once; return the results. Raises RunFailed."""
-    options = case.cured_options if is_cured else case.all_options
-    asks = case.cured_asks if is_cured and case.cured_asks else case.asks
+    options = case.second_options if is_second else case.first_options
+    asks = case.second_requests if is_second and case.second_requests else case.asks
     flights = home / "flights"
     found = Run()
     kept = ("--flight-folder", str(flights), "--drain-grace-s", "2")
@@ -128,7 +128,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
     state = TopState("127.0.0.1:50052")
     is_killed = case.kill_s is None
     with SyncOperationsClient(there.operations) as operations:
-        while time.monotonic() < begun_s + case.look_s:
+        while time.monotonic() < begun_s + case.top_s:
             time.sleep(_LOOK_EVERY_S)
             if case.kill_s is not None and not is_killed:
                 time.sleep(max(0.0, begun_s + case.kill_s - time.monotonic()))
@@ -137,7 +137,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
             try:
                 state.take(operations.get_stats(), operations.list_requests(max_requests=500))
             except PenstockError as error:
-                state.miss(str(error))
+                state.record_failure(str(error))
         found.top = top_svg(state)
 
 
@@ -157,7 +157,7 @@ def draw(case: Case, runs: Sequence[Run]) -> dict[str, str]:
     if case.has_top:
         pictures[f"{case.name}-top.svg"] = runs[0].top
     if case.has_timeline_after:
-        view = dataclasses.replace(case.view, title=f"The same with {case.cured}")
+        view = dataclasses.replace(case.view, title=f"The same with {case.second_name}")
         drawn = picture_timeline.picture(picture_timeline.timeline_of(runs[1].trace), view)
         pictures[f"{case.name}-timeline-after.svg"] = drawn
     return pictures
@@ -174,9 +174,9 @@ def main() -> None:
             continue
         print(f"{case.name} ...", flush=True)
         runs: list[Run] = []
-        for is_cured in (False, True) if case.cured else (False,):
+        for is_second in (False, True) if case.second_name else (False,):
             with tempfile.TemporaryDirectory() as home:
-                runs.append(run_case(case, is_cured=is_cured, home=Path(home)))
+                runs.append(run_case(case, is_second=is_second, home=Path(home)))
         for name, text in draw(case, runs).items():
             (PICTURES / name).write_text(text, encoding="utf-8")
             print(f"  {name}: {len(text) / 1e3:.0f} kB")

@@ -27,7 +27,9 @@ from services import PATIENCE_S, free_port
 from slow_cases import Case
 
 SUMMARISED = ("blocks", "killed")
-"""One example of the output of `penstock timeline`, and one for an engine that died."""
+"""Cases whose section contains the output of `penstock timeline`: one example, and an engine that
+died.
+"""
 _FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"
 _POLL_S = 0.1
@@ -113,7 +115,7 @@ class Run:
 
 def block(case: Case, runs: Sequence[Run]) -> str:
     """Return the results of a case's runs, in order, as Markdown."""
-    names = ["before", *([f"with {case.cured}"] if len(runs) > 1 else [])]
+    names = ["before", *([f"with {case.second_name}"] if len(runs) > 1 else [])]
     lines = [f"| figure | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for group in case.groups:
         cells = [figures_of(run.answers, group) for run in runs]

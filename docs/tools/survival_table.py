@@ -36,7 +36,7 @@ def rows_of(document: dict[str, Any]) -> list[str]:
 
 
 def _cell(values: Sequence[tuple[str, str]]) -> str:
-    """Return values with their goals, or the goal once if it is the same for all."""
+    """Return the cell of a row: each value with its goal, or the goal once if all have the same."""
     goals = {goal for _, goal in values}
     if len(goals) == 1:
         return f"{'; '.join(value for value, _ in values)} {goals.pop()}"

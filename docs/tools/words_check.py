@@ -1,9 +1,9 @@
 """Checks the words of the documentation and the code: `python docs/tools/words_check.py [--count]
 [FILE ...]`.
 
-Contains the markers of unclear prose (regular expressions) with their replacements. Checks Markdown
-without code, comments, strings and identifiers of Python files, comments of proto files and
-Makefiles, and the whole text of other files, so that names in other languages are also checked.
+Contains the markers of unclear prose (regular expressions) with their replacements. Checks:
+Markdown without code; comments, strings and identifiers of Python files; comments of proto files
+and Makefiles; the whole text of other files, so that names in other languages are also checked.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def prose(path: Path, text: str) -> str:
 
 
 def _is_prose(path: Path, token: tokenize.TokenInfo) -> bool:
-    """Whether the token is prose: strings of the product; only docstrings of tests, benchmarks and
-    these tools."""
+    """Return whether the token is prose: a string; in tests, benchmarks, client examples and these
+    tools only a docstring.
+    """
     is_product = not path.as_posix().startswith(_DOCSTRINGS_ONLY)
     is_docstring = token.string.startswith('"""') and not token.line[: token.start[1]].strip()
     return token.type == tokenize.STRING and (is_product or is_docstring)

@@ -32,7 +32,7 @@ class Probe:
 
 
 @dataclass
-class Siege:
+class AttackedServer:
     """A service with one front, and a client of its operations port."""
 
     service: Service
@@ -72,13 +72,13 @@ class Siege:
         """Watch the operations statistics until the condition holds."""
         return await until_stats(self.operations, is_so)
 
-    async def until_calm(self) -> None:
+    async def until_idle(self) -> None:
         """Wait until no call is open, no request is live and no cache block is in use."""
         await self.until(
             lambda stats: is_quiet(stats) and not any(front.num_streams for front in stats.fronts)
         )
 
-    async def until_no_requests(self) -> None:
+    async def until_no_request_is_live(self) -> None:
         """Wait until no request is live and no cache block is in use; calls may still be open."""
         await self.until(is_quiet)
 
@@ -88,15 +88,15 @@ class Siege:
 
 
 @contextlib.asynccontextmanager
-async def besieged(*arguments: str) -> AsyncGenerator[Siege]:
+async def attacked_server(*arguments: str) -> AsyncGenerator[AttackedServer]:
     """Start a service on the simulated executor; check at the end that it has not exited and has
     logged no error.
     """
     options = ("--operations-port", "0", "--fronts", "1", "--drain-grace-s", "1")
     async with started(*simulated(), *options, *arguments) as service:
         front_pid = await service.next_pid("front")
-        async with OperationsClient(await service.door("operations")) as operations:
-            yield Siege(service, operations, front_pid)
+        async with OperationsClient(await service.printed_address("operations")) as operations:
+            yield AttackedServer(service, operations, front_pid)
         assert service.process.returncode is None, "the service ended"
         assert "Traceback" not in "".join(service.stderr)
         errors = [line for line in service.stderr if " ERROR " in line]

@@ -12,7 +12,7 @@ import pytest
 
 from chaos import attacks
 from chaos import raw_http2 as h2
-from chaos.attacked_server import besieged
+from chaos.attacked_server import attacked_server
 from penstock.v1 import generation_service_pb2 as pb
 from support.patience import PATIENCE_S
 from support.service import Stream
@@ -33,65 +33,65 @@ FAST = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.002}}'
 async def test_case_12_the_stream_of_a_stopped_reader_is_closed(
     limit: tuple[str, str], word: str
 ) -> None:
-    async with besieged(*FAST, *limit) as siege:
+    async with attacked_server(*FAST, *limit) as attacked:
         async with (
-            siege.service.channel() as channel,
-            siege.probed() as probe,
-            h2.raw_connection(siege.address, initial_window=FEW_TOKENS_BYTES) as connection,
+            attacked.service.channel() as channel,
+            attacked.probed() as probe,
+            h2.raw_connection(attacked.address, initial_window=FEW_TOKENS_BYTES) as connection,
         ):
             others = [Stream(channel, 200, first) for first in range(8)]
             data = attacks.request(4, max_tokens=NUM_TOKENS)
             await connection.send(h2.call(1, attacks.GENERATE, data))
-            await siege.service.until_logged("stalled reader disconnected", word)
+            await attacked.service.until_logged("stalled reader disconnected", word)
             # Its connection stays open, but its slot and blocks are free.
             outcomes = await asyncio.gather(*(other.outcome() for other in others))
             assert outcomes == [grpc.StatusCode.OK] * 8
             assert all(other.num_tokens == 200 for other in others)
             assert not connection.is_closed
         assert probe.num_errors == 0
-        await siege.until_calm()
+        await attacked.until_idle()
 
 
 async def test_case_13_streams_with_a_zero_window_are_closed() -> None:
     options = ("--max-reader-stall-s", "0.5", "--max-num-seqs", "256", "--num-blocks", "20000")
-    async with besieged(*options) as siege:
-        before_mib = siege.rss_mib()
-        async with attacks.zero_window_calls(siege.address, 200):
-            async with siege.probed() as probe:
+    async with attacked_server(*options) as attacked:
+        before_mib = attacked.rss_mib()
+        async with attacks.zero_window_calls(attacked.address, 200):
+            async with attacked.probed() as probe:
                 # Half of them are streams, which are cut; the responses of the others are not read.
-                await siege.until(lambda stats: stats.models[0].totals.num_failed >= 100)
+                await attacked.until(lambda stats: stats.models[0].totals.num_failed >= 100)
             # Their connection is still open.
-            await siege.until_no_requests()
-            assert siege.rss_mib() - before_mib < 64
+            await attacked.until_no_request_is_live()
+            assert attacked.rss_mib() - before_mib < 64
         assert probe.num_errors == 0
-        await siege.until_calm()
+        await attacked.until_idle()
 
 
 async def test_case_13_disconnection_without_reading_causes_no_error() -> None:
-    async with besieged() as siege:
+    async with attacked_server() as attacked:
         once = attacks.once_request(4)
-        async with h2.raw_connection(siege.address, initial_window=0) as connection:
+        async with h2.raw_connection(attacked.address, initial_window=0) as connection:
             for stream in range(1, 40, 4):
                 await connection.send(h2.call(stream, WATCH, b""))
                 await connection.send(h2.call(stream + 2, attacks.ONCE, once))
-            await siege.until(lambda stats: stats.models[0].totals.num_completed >= 10)
+            await attacked.until(lambda stats: stats.models[0].totals.num_completed >= 10)
         # An ERROR in the log is an error here.
-        await siege.until_calm()
+        await attacked.until_idle()
 
 
 async def test_case_14_a_slow_reader_that_returns_gets_everything() -> None:
     small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
-    async with besieged(*FAST) as siege:
-        reference, num_messages = await texts_of(siege.service.channel(), None)
-        slow = grpc.aio.insecure_channel(siege.address, options=small)
+    async with attacked_server(*FAST) as attacked:
+        reference, num_messages = await texts_of(attacked.service.channel(), None)
+        slow = grpc.aio.insecure_channel(attacked.address, options=small)
 
         async def until_backlog() -> None:
-            await siege.until(lambda stats: stats.fronts[0].num_backlog_tokens > 50)
+            await attacked.until(lambda stats: stats.fronts[0].num_backlog_tokens > 50)
 
         text, num_coalesced = await texts_of(slow, until_backlog)
         assert text == reference
         assert num_coalesced < num_messages
-        await siege.until_calm()
+        await attacked.until_idle()
 
 
 async def texts_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from chaos import attacks
-from chaos.attacked_server import besieged
+from chaos.attacked_server import attacked_server
 from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
 
 MAX_GROWTH_MIB = 20
@@ -31,42 +31,42 @@ FLOODS = (
 
 
 async def test_case_42_rapid_resets_affect_no_other_client() -> None:
-    async with besieged() as siege:
-        await attacks.rapid_reset(siege.address)
-        await siege.until_calm()
-        before_mib = siege.rss_mib()
-        async with siege.probed() as probe:
+    async with attacked_server() as attacked:
+        await attacks.rapid_reset(attacked.address)
+        await attacked.until_idle()
+        before_mib = attacked.rss_mib()
+        async with attacked.probed() as probe:
             for _ in range(NUM_ATTACKS):
-                seen = await attacks.rapid_reset(siege.address, NUM_RESETS)
+                seen = await attacks.rapid_reset(attacked.address, NUM_RESETS)
                 # Most are rejected by the bound on streams, unseen by any handler.
                 assert seen.num_resets > seen.num_sent / 2
         assert probe.outcomes
         assert probe.num_errors == 0
-        await siege.until_calm()
+        await attacked.until_idle()
         kept_mib = NUM_ATTACKS * NUM_RESETS * MAX_BYTES_PER_RESET / 2**20
-        await siege.until_within(before_mib + MAX_GROWTH_MIB + kept_mib)
+        await attacked.until_within(before_mib + MAX_GROWTH_MIB + kept_mib)
 
 
 async def test_case_42_floods_affect_no_other_client() -> None:
-    async with besieged() as siege:
+    async with attacked_server() as attacked:
         for attack in FLOODS:
-            await attack(siege.address)
-        await siege.until_calm()
-        before_mib = siege.rss_mib()
+            await attack(attacked.address)
+        await attacked.until_idle()
+        before_mib = attacked.rss_mib()
         for attack in FLOODS:
-            async with siege.probed() as probe:
-                await attack(siege.address)
+            async with attacked.probed() as probe:
+                await attack(attacked.address)
             assert probe.outcomes, attack.__name__
             assert probe.num_errors == 0, attack.__name__
-            await siege.until_calm()
-        await siege.until_within(before_mib + MAX_GROWTH_MIB)
+            await attacked.until_idle()
+        await attacked.until_within(before_mib + MAX_GROWTH_MIB)
 
 
 async def test_case_42_the_calls_of_a_connection_are_limited() -> None:
-    async with besieged() as siege:
-        seen = await attacks.open_and_hang(siege.address, 5000)
+    async with attacked_server() as attacked:
+        seen = await attacks.open_and_hang(attacked.address, 5000)
         assert seen.num_resets == 5000 - MAX_CONCURRENT_STREAMS
-        await siege.until_calm()
+        await attacked.until_idle()
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,16 @@ async def test_case_42_the_calls_of_a_connection_are_limited() -> None:
     ],
 )
 async def test_case_42_a_call_without_a_message_is_ended(path: str) -> None:
-    async with besieged("--max-arrival-s", "0.5") as siege:
-        seen = await attacks.unfinished_calls(siege.address, path)
+    async with attacked_server("--max-arrival-s", "0.5") as attacked:
+        seen = await attacks.unfinished_calls(attacked.address, path)
         # Each call gets a status, and its stream is reset although its client has not ended it.
         assert (len(seen.statuses), seen.num_resets) == (seen.num_sent, seen.num_sent)
         assert not seen.is_cut
-        await siege.until_calm()
+        await attacked.until_idle()
 
 
 async def test_case_42_unknown_padding_is_rejected() -> None:
-    async with besieged() as siege, siege.probed() as probe:
-        seen = await attacks.unknown_fields(siege.address)
+    async with attacked_server() as attacked, attacked.probed() as probe:
+        seen = await attacks.unknown_fields(attacked.address)
         assert seen.statuses == (attacks.INVALID_ARGUMENT,) * seen.num_sent
     assert probe.num_errors == 0

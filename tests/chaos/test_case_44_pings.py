@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from chaos import raw_http2 as h2
-from chaos.attacked_server import besieged
+from chaos.attacked_server import attacked_server
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -24,9 +24,9 @@ EVERY_SECOND = (
 
 async def test_case_44_a_client_that_pings_too_often_is_disconnected() -> None:
     async with (
-        besieged() as siege,
-        siege.probed() as probe,
-        h2.raw_connection(siege.address) as connection,
+        attacked_server() as attacked,
+        attacked.probed() as probe,
+        h2.raw_connection(attacked.address) as connection,
     ):
         # Each is answered before the next is sent: not a flood, but far too many.
         for _ in range(10):

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.server.observe.flight.reader import FlightReader
 from support.observation import (
-    DOORS,
+    ENDPOINT_OPTIONS,
     flight_files,
     logged_path,
     model_of,
@@ -66,7 +66,7 @@ async def test_a_stopped_observer_blocks_no_front_and_receives_everything_later(
 
 
 async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
-    async with started(*simulated(), "--fronts", "1", *DOORS) as service:
+    async with started(*simulated(), "--fronts", "1", *ENDPOINT_OPTIONS) as service:
         for _ in range(5):
             os.kill(await service.next_pid("observer"), signal.SIGKILL)
         await service.until_logged(
@@ -80,7 +80,7 @@ async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
 
 @pytest.mark.parametrize("grace_s", ["0.2", "60"])
 async def test_an_observer_that_does_not_exit_is_killed(grace_s: str) -> None:
-    arguments = [*simulated(), "--fronts", "1", "--drain-grace-s", grace_s, *DOORS]
+    arguments = [*simulated(), "--fronts", "1", "--drain-grace-s", grace_s, *ENDPOINT_OPTIONS]
     async with started(*arguments) as service:
         os.kill(await service.next_pid("observer"), signal.SIGSTOP)
         service.signal(signal.SIGTERM)

@@ -130,7 +130,7 @@ class Harness:
         service = await self._running()
         why = "its counters did not come"
         async with (
-            OperationsClient(await service.door("operations")) as operations,
+            OperationsClient(await service.printed_address("operations")) as operations,
             Client(service.address, retry=NO_RETRY) as client,
         ):
             try:
@@ -155,7 +155,7 @@ class Harness:
         service = await self._running()
         num_made = num_seen = 0
         async with (
-            OperationsClient(await service.door("operations")) as operations,
+            OperationsClient(await service.printed_address("operations")) as operations,
             contextlib.aclosing(_ticks(operations)) as ticks,
         ):
             async for stats in ticks:

@@ -161,7 +161,7 @@ class Run:
             await self._end_program()
         return await self._cleaned(scenario, result)
 
-    async def check_exit(self) -> str:
+    async def end_and_check(self) -> str:
         """Close the program's stdin; return a description of an incorrect exit, "" if there is
         none.
         """
@@ -249,7 +249,7 @@ async def results_of(
     async with Run(command) as run:
         for name in names:
             add(await run.ask(name))
-        why = await run.check_exit()
+        why = await run.end_and_check()
         if why:
             add(Result(scenario="exit", outcome="failed", why=_short(why)))
     return results

@@ -30,7 +30,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import BLOCK_SIZE, make_spec
-from support.executor_runs import Harness, Witness
+from support.executor_runs import CheckedExecutor, Harness
 from support.trtllm_engine import stepped_by_hand
 from support.trtllm_folders import hugging_face_folder
 
@@ -174,7 +174,7 @@ def needs(harness: Harness, feature: Feature) -> None:
         pytest.skip(f"the executor does not offer {feature.value}")
 
 
-def arm(executor: Witness) -> Witness:
+def arm(executor: CheckedExecutor) -> CheckedExecutor:
     """Make BREAKER break the torch executor, which has no setting for it; return the executor."""
     if executor.info.name == "torch":
         from support.torch_saboteur import for_prompt_token, sabotage
@@ -208,7 +208,7 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
     assert outcome.end.reason is FinishReason.LENGTH
 
 
-def iteration_of(executor: Witness) -> Callable[[], None] | None:
+def iteration_of(executor: CheckedExecutor) -> Callable[[], None] | None:
     """Return what runs one iteration of a self-paced executor, which could otherwise run ahead of
     the scheduler; None for others.
     """

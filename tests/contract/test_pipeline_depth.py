@@ -23,7 +23,7 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.core import BLOCK_SIZE, make_spec
-from support.executor_runs import MAX_SEQ_LEN, Harness, Outcome, Witness
+from support.executor_runs import MAX_SEQ_LEN, CheckedExecutor, Harness, Outcome
 
 # An executor that computes at once, behind a pipeline of two steps: the tokens that it reads are
 # one step old.
@@ -173,7 +173,7 @@ def outcomes_at(
     executor = make(depth, config)
     assert executor.info.pipeline_depth == depth
     try:
-        return Harness(config).run(*specs, stagger=True, executor=Witness(executor))
+        return Harness(config).run(*specs, stagger=True, executor=CheckedExecutor(executor))
     finally:
         if isinstance(executor, LateArrays):
             assert executor.num_lagging > 20

@@ -8,7 +8,7 @@ import os
 
 import grpc
 
-from chaos.attacked_server import besieged
+from chaos.attacked_server import attacked_server
 from fuzz.wire import WireFuzz
 
 NUM_CALLS = int(os.environ.get("PENSTOCK_FUZZ_CALLS", "2000"))
@@ -17,12 +17,12 @@ FAST = '{"pace": "real_time", "cost": {"step_s": 0.0005}}'
 
 async def test_case_40_mutated_messages_are_rejected_and_leave_no_state() -> None:
     fuzz = WireFuzz()
-    async with besieged("--simulated-config", FAST) as siege:
-        async with siege.service.channel() as channel:
+    async with attacked_server("--simulated-config", FAST) as attacked:
+        async with attacked.service.channel() as channel:
             await fuzz.run(channel, NUM_CALLS)
         assert fuzz.odd == []
         # It looked past the parser, and was not only let through.
         assert fuzz.codes[grpc.StatusCode.OK] > NUM_CALLS / 20
         assert fuzz.codes[grpc.StatusCode.INVALID_ARGUMENT] > NUM_CALLS / 5
-        await siege.until_calm()
-        assert "INTERNAL" not in "".join(siege.service.stderr)
+        await attacked.until_idle()
+        assert "INTERNAL" not in "".join(attacked.service.stderr)

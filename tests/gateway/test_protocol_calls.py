@@ -24,8 +24,8 @@ from penstock.server.front.front import Front
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, rich_error, serving
-from support.guarded import ACME, OPERATOR, Premises, bearing
 from support.patience import PATIENCE_S
+from support.security_files import ACME, OPERATOR, SecurityFiles, bearer_metadata
 
 CODE = grpc.StatusCode
 
@@ -258,7 +258,7 @@ async def test_every_method_of_the_contract_answers_and_states_its_callers(
 
 
 async def test_rights_are_checked_for_gateway_methods(text: ModelText, tmp_path: Path) -> None:
-    security = Premises(tmp_path).tokens()
+    security = SecurityFiles(tmp_path).tokens()
     async with serving(
         text, FrontConfig(acceptance_delay_s=0.0), gateway=gateway,
         security=security,
@@ -272,8 +272,8 @@ async def test_rights_are_checked_for_gateway_methods(text: ModelText, tmp_path:
             await generate(served).read()
         assert caught.value.code() is CODE.UNAUTHENTICATED
 
-        assert (await ask(served, "GetModelInfo", metadata=bearing(ACME))).is_generation
+        assert (await ask(served, "GetModelInfo", metadata=bearer_metadata(ACME))).is_generation
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await ask(served, "GetLoads", metadata=bearing(ACME))
+            await ask(served, "GetLoads", metadata=bearer_metadata(ACME))
         assert caught.value.code() is CODE.PERMISSION_DENIED
-        assert (await ask(served, "GetLoads", metadata=bearing(OPERATOR))).loads
+        assert (await ask(served, "GetLoads", metadata=bearer_metadata(OPERATOR))).loads

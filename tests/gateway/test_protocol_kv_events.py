@@ -25,8 +25,8 @@ from penstock.server.link.frames import CacheUpdate, SnapshotPart
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, rich_error, serving
-from support.guarded import ACME, Premises, bearing, digest
 from support.patience import PATIENCE_S
+from support.security_files import ACME, SecurityFiles, bearer_metadata, digest
 from support.stepped_service import SteppedService, request, stepped
 
 CODE = grpc.StatusCode
@@ -244,21 +244,21 @@ async def test_an_unknown_cache_is_reported_at_once(text: ModelText) -> None:
 
 
 async def test_a_tenant_receives_only_its_own_blocks(text: ModelText, tmp_path: Path) -> None:
-    premises = Premises(tmp_path)
-    security = premises.tokens()
+    security_files = SecurityFiles(tmp_path)
+    security = security_files.tokens()
     async with serving(text, QUIET, gateway=gateway, security=security, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
         assert (await rejected(subscribe(served.channel))).code() is CODE.UNAUTHENTICATED
 
-        call = await followed(served, shared_salt("acme"), metadata=bearing(ACME))
+        call = await followed(served, shared_salt("acme"), metadata=bearer_metadata(ACME))
 
         assert list(served.port.cache_listeners) == [shared_salt("acme")]
         # It does not outlive its token.
         served.port.cache_listeners[shared_salt("acme")](NOTHING)
         assert (await call.read()).sequence_number == 1
-        policy = premises.policy_file.read_text(encoding="utf-8")
-        premises.policy_file.write_text(policy.replace(digest(ACME), digest("another")))
+        policy = security_files.policy_file.read_text(encoding="utf-8")
+        security_files.policy_file.write_text(policy.replace(digest(ACME), digest("another")))
         security.poll()
         served.port.cache_listeners[shared_salt("acme")](NOTHING)
         assert (await rejected(call)).code() is CODE.UNAUTHENTICATED
@@ -267,12 +267,12 @@ async def test_a_tenant_receives_only_its_own_blocks(text: ModelText, tmp_path: 
 async def test_shared_blocks_are_reported_only_to_operators(
     text: ModelText, tmp_path: Path
 ) -> None:
-    security = Premises(tmp_path).tokens()
+    security = SecurityFiles(tmp_path).tokens()
     config = FrontConfig(acceptance_delay_s=0.0, shares_prefixes_across_tenants=True)
     async with serving(text, config, gateway=gateway, security=security, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
-        error = await rejected(subscribe(served.channel, metadata=bearing(ACME)))
+        error = await rejected(subscribe(served.channel, metadata=bearer_metadata(ACME)))
         assert error.code() is CODE.PERMISSION_DENIED
     async with serving(text, config, gateway=gateway, is_up=False) as served:
         served.port.publishes_cache = True

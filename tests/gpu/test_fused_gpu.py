@@ -295,7 +295,7 @@ def test_a_device_lost_at_an_admission_ends_the_executor(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("unspecified launch failure")
 
-    monkeypatch.setattr(executor._sampler, "follow", fail)
+    monkeypatch.setattr(executor._sampler, "update", fail)
     monkeypatch.setattr(executor._queue, "mark", fail)
 
     with pytest.raises(ExecutorDied, match="unspecified launch failure"):

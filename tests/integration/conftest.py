@@ -13,10 +13,10 @@ import pytest
 from penstock.server.text.model_text import ModelText
 from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
 from support.fronts import ServedFront, serving
-from support.guarded import Premises
 from support.link import socket_path
 from support.operations_server import ServedOperations, serving_operations
 from support.scripted_server import ScriptedServer, scripted_server
+from support.security_files import SecurityFiles
 from support.trtllm_engine import TrtllmHarness
 
 
@@ -42,9 +42,9 @@ def path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def premises(tmp_path: Path) -> Premises:
+def security_files(tmp_path: Path) -> SecurityFiles:
     """Provide the files of a service with authentication."""
-    return Premises(tmp_path)
+    return SecurityFiles(tmp_path)
 
 
 @pytest.fixture

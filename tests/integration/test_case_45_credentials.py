@@ -20,7 +20,9 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import collect, open_channel, rich_error, serving
 from support.generate_requests import text_request
-from support.guarded import (
+from support.operations_server import FakeOperations
+from support.patience import PATIENCE_S
+from support.security_files import (
     ACME,
     ALL_TOKENS,
     EXPIRED,
@@ -28,11 +30,9 @@ from support.guarded import (
     OPERATOR,
     OTHER,
     VIEWER,
-    Premises,
-    bearing,
+    SecurityFiles,
+    bearer_metadata,
 )
-from support.operations_server import FakeOperations
-from support.patience import PATIENCE_S
 
 C = grpc.StatusCode
 ALONE = (("grpc.use_local_subchannel_pool", 1),)
@@ -69,7 +69,7 @@ async def raw_code(
     may report INTERNAL instead of the status; then the call is repeated.
     """
     begin: Any = channel.stream_stream(path)
-    metadata = () if token is None else bearing(token)
+    metadata = () if token is None else bearer_metadata(token)
     for _ in range(20):
         sent = _nothing_yet() if data is None else iter([data])
         call = begin(sent, metadata=metadata, timeout=PATIENCE_S)
@@ -97,14 +97,18 @@ async def health_code(address: str, credentials: grpc.ChannelCredentials | None)
 
 
 @pytest.mark.parametrize("shown", ["good", "none", "foreign", "expired", "plain text"])
-async def test_case_45_client_certificates(text: ModelText, premises: Premises, shown: str) -> None:
-    security = Security(premises.config(is_mutual=True))
-    foreign = premises.authority.issue("acme-foreign")
+async def test_case_45_client_certificates(
+    text: ModelText, security_files: SecurityFiles, shown: str
+) -> None:
+    security = Security(security_files.config(is_mutual=True))
+    foreign = security_files.authority.issue("acme-foreign")
     credentials = {
-        "good": premises.channel_credentials(premises.clients.issue("acme")),
-        "none": premises.channel_credentials(),
-        "foreign": premises.channel_credentials(foreign),
-        "expired": premises.channel_credentials(premises.clients.issue("late", is_expired=True)),
+        "good": security_files.channel_credentials(security_files.clients.issue("acme")),
+        "none": security_files.channel_credentials(),
+        "foreign": security_files.channel_credentials(foreign),
+        "expired": security_files.channel_credentials(
+            security_files.clients.issue("late", is_expired=True)
+        ),
         "plain text": None,
     }[shown]
     async with serving(text, security=security, credentials=credentials) as served:
@@ -120,22 +124,22 @@ async def test_case_45_client_certificates(text: ModelText, premises: Premises, 
 
 
 async def test_case_45_a_certificate_that_the_policy_does_not_know(
-    text: ModelText, premises: Premises
+    text: ModelText, security_files: SecurityFiles
 ) -> None:
-    security = Security(premises.config(is_mutual=True))
-    other = premises.channel_credentials(premises.clients.issue("other"))
+    security = Security(security_files.config(is_mutual=True))
+    other = security_files.channel_credentials(security_files.clients.issue("other"))
     async with serving(text, security=security, credentials=other) as served:
         path = "/penstock.v1.ModelService/GetModel"
         assert await raw_code(served.channel, path) is C.UNAUTHENTICATED
         assert await raw_code(served.channel, path, token=OTHER) is C.OK
-    acme = premises.channel_credentials(premises.clients.issue("acme"))
+    acme = security_files.channel_credentials(security_files.clients.issue("acme"))
     async with serving(text, security=security, credentials=acme) as served:
         assert await raw_code(served.channel, path, token=OTHER) is C.UNAUTHENTICATED
 
 
-async def test_case_45_bearer_tokens(text: ModelText, premises: Premises) -> None:
-    security = premises.tokens()
-    issuer = premises.issuer
+async def test_case_45_bearer_tokens(text: ModelText, security_files: SecurityFiles) -> None:
+    security = security_files.tokens()
+    issuer = security_files.issuer
     async with serving(text, security=security) as served:
         for path, wanted in (
             ("/penstock.v1.ModelService/GetModel", C.OK),
@@ -160,34 +164,36 @@ async def test_case_45_bearer_tokens(text: ModelText, premises: Premises) -> Non
 
 
 async def test_case_45_a_token_is_valid_only_for_its_tenant(
-    text: ModelText, premises: Premises
+    text: ModelText, security_files: SecurityFiles
 ) -> None:
-    async with serving(text, security=premises.tokens()) as served:
-        forged = (*bearing(ACME), ("x-tenant", "other"), ("tenant", "other"))
+    async with serving(text, security=security_files.tokens()) as served:
+        forged = (*bearer_metadata(ACME), ("x-tenant", "other"), ("tenant", "other"))
         call = served.stub.Generate(request(), metadata=forged)
         (spec,) = await served.port.next_submission()
         assert spec.tenant == "acme"
         for other, code in ((OTHER, C.NOT_FOUND), (MUTE, C.PERMISSION_DENIED)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await served.stub.Cancel(pb.CancelRequest(request_id="r"), metadata=bearing(other))
+                await served.stub.Cancel(
+                    pb.CancelRequest(request_id="r"), metadata=bearer_metadata(other)
+                )
             assert caught.value.code() is code
         assert served.port.cancelled == []
-        await served.stub.Cancel(pb.CancelRequest(request_id="r"), metadata=bearing(ACME))
+        await served.stub.Cancel(pb.CancelRequest(request_id="r"), metadata=bearer_metadata(ACME))
         assert await served.port.next_cancel() == ((spec.key,), FinishReason.CANCELLED)
         served.port.finish(spec.key, FinishReason.CANCELLED)
         await collect(call)
 
 
 async def test_case_45_rejections_carry_a_reason_and_no_secret(
-    text: ModelText, premises: Premises
+    text: ModelText, security_files: SecurityFiles
 ) -> None:
-    async with serving(text, security=premises.tokens()) as served:
+    async with serving(text, security=security_files.tokens()) as served:
         for token, reason, message in (
             ("wrong-Kanarie", "UNAUTHENTICATED", "missing or invalid credentials"),
             (MUTE, "PERMISSION_DENIED", "the tenant lacks the right generate"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await collect(served.stub.Generate(request(), metadata=bearing(token)))
+                await collect(served.stub.Generate(request(), metadata=bearer_metadata(token)))
             assert caught.value.details() == message
             error = rich_error(caught.value)
             assert (error.info.reason, error.info.domain) == (reason, "penstock.dev")
@@ -198,10 +204,10 @@ async def test_case_45_rejections_carry_a_reason_and_no_secret(
 
 @pytest.mark.parametrize("token", [None, "wrong", MUTE])
 async def test_nothing_is_served_to_unauthenticated_callers(
-    text: ModelText, premises: Premises, token: str | None
+    text: ModelText, security_files: SecurityFiles, token: str | None
 ) -> None:
     wanted = C.PERMISSION_DENIED if token == MUTE else C.UNAUTHENTICATED
-    security = premises.tokens()
+    security = security_files.tokens()
     paths = [path for name in FRONT_SERVICES for path, _ in methods_of(name)]
     async with serving(text, security=security) as served:
         for path in (*paths, *INSPECTION):
@@ -223,8 +229,8 @@ async def test_nothing_is_served_to_unauthenticated_callers(
         await operations.stop()
 
 
-async def test_operators_have_their_own_rights(premises: Premises) -> None:
-    security = premises.tokens()
+async def test_operators_have_their_own_rights(security_files: SecurityFiles) -> None:
+    security = security_files.tokens()
     fake = FakeOperations()
     operations = OperationsServer(fake, "127.0.0.1", 0, security=security)
     address = f"127.0.0.1:{await operations.start()}"
@@ -244,8 +250,8 @@ async def test_operators_have_their_own_rights(premises: Premises) -> None:
         await operations.stop()
 
 
-async def test_inspection_requires_a_right(text: ModelText, premises: Premises) -> None:
-    async with serving(text, security=premises.tokens()) as served:
+async def test_inspection_requires_a_right(text: ModelText, security_files: SecurityFiles) -> None:
+    async with serving(text, security=security_files.tokens()) as served:
         for path in INSPECTION:
             assert await raw_code(served.channel, path, token=ACME) is C.PERMISSION_DENIED
             assert await raw_code(served.channel, path, token=OPERATOR) is C.OK
@@ -253,10 +259,10 @@ async def test_inspection_requires_a_right(text: ModelText, premises: Premises) 
 
 @pytest.mark.parametrize(("asked", "given"), [(100, 5), (5, 5), (4, 4), (-100, -100)])
 async def test_the_policy_limits_a_tenants_priority(
-    text: ModelText, premises: Premises, asked: int, given: int
+    text: ModelText, security_files: SecurityFiles, asked: int, given: int
 ) -> None:
-    async with serving(text, security=premises.tokens()) as served:
-        call = served.stub.Generate(request(asked), metadata=bearing(ACME))
+    async with serving(text, security=security_files.tokens()) as served:
+        call = served.stub.Generate(request(asked), metadata=bearer_metadata(ACME))
         (spec,) = await served.port.next_submission()
         assert spec.priority == given
         assert served.server.front.counters.num_lowered_priorities == (asked > given)
@@ -271,19 +277,19 @@ async def next_event(call: Any) -> pb.MultiplexResponse:
 
 
 async def test_a_shared_call_does_not_outlive_its_token(
-    text: ModelText, premises: Premises
+    text: ModelText, security_files: SecurityFiles
 ) -> None:
-    security = premises.tokens()
+    security = security_files.tokens()
     async with serving(text, security=security) as served:
-        call = served.stub.Multiplex(metadata=bearing(ACME))
+        call = served.stub.Multiplex(metadata=bearer_metadata(ACME))
         await call.write(
             pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=1, generation=request(9)))
         )
         (spec,) = await served.port.next_submission()
         assert (spec.tenant, spec.priority) == ("acme", 5)
         assert served.server.front.counters.num_lowered_priorities == 1
-        without = premises.policy_file.read_text().replace("[tenants.acme]", "[tenants.heir]")
-        premises.policy_file.write_text(without + "\n# moved\n")
+        without = security_files.policy_file.read_text().replace("[tenants.acme]", "[tenants.heir]")
+        security_files.policy_file.write_text(without + "\n# moved\n")
         security.poll()
         again = request()
         again.request_id = "again"
@@ -306,64 +312,68 @@ async def certificate_of(address: str) -> bytes:
 
 
 async def test_certificates_are_replaced_without_a_restart(
-    text: ModelText, premises: Premises, caplog: pytest.LogCaptureFixture
+    text: ModelText, security_files: SecurityFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    security = Security(premises.config(has_policy=False, has_tls=True))
-    first = premises.cert_file.read_bytes()
-    old = premises.channel_credentials()
+    security = Security(security_files.config(has_policy=False, has_tls=True))
+    first = security_files.cert_file.read_bytes()
+    old = security_files.channel_credentials()
     async with serving(text, security=security, credentials=old) as served:
         assert await certificate_of(served.address) == first.strip()
         call = served.stub.Generate(request())
         (spec,) = await served.port.next_submission()
         # A certificate without its key, as between two writes: the old one stays, reported once.
-        second = premises.authority.issue("second")
-        premises.cert_file.write_bytes(second.cert)
+        second = security_files.authority.issue("second")
+        security_files.cert_file.write_bytes(second.cert)
         security.poll()
         security.poll()
         assert await certificate_of(served.address) == first.strip()
         assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
-        premises.install(second)
+        security_files.install(second)
         security.poll()
         assert await certificate_of(served.address) == second.cert.strip()
         served.port.finish(spec.key)
         assert len(await collect(call)) > 0, "connections that were there go on"
-        premises.key_file.unlink()
-        premises.cert_file.write_bytes(b"nonsense")
+        security_files.key_file.unlink()
+        security_files.cert_file.write_bytes(b"nonsense")
         security.poll()
         assert await health_code(served.address, old) is C.OK
 
 
 async def test_the_authority_of_clients_is_replaced_too(
-    text: ModelText, premises: Premises
+    text: ModelText, security_files: SecurityFiles
 ) -> None:
-    security = Security(premises.config(has_policy=False, is_mutual=True))
-    gone = premises.channel_credentials(premises.clients.issue("acme"))
-    came = premises.channel_credentials(premises.authority.issue("acme"))
+    security = Security(security_files.config(has_policy=False, is_mutual=True))
+    gone = security_files.channel_credentials(security_files.clients.issue("acme"))
+    came = security_files.channel_credentials(security_files.authority.issue("acme"))
     async with serving(text, security=security, credentials=gone) as served:
         assert await health_code(served.address, gone) is C.OK
         assert await health_code(served.address, came) is C.UNAVAILABLE
-        premises.clients.ca_file.write_bytes(premises.authority.ca)
+        security_files.clients.ca_file.write_bytes(security_files.authority.ca)
         security.poll()
         assert await health_code(served.address, gone) is C.UNAVAILABLE
         assert await health_code(served.address, came) is C.OK
 
 
 def test_a_proxys_header_and_credentials_exclude_each_other(
-    text: ModelText, premises: Premises
+    text: ModelText, security_files: SecurityFiles
 ) -> None:
     from penstock.server.rpc.server import FrontServer
 
     with pytest.raises(ValueError, match="tenant_metadata_key"):
-        FrontServer(text, FrontConfig(tenant_metadata_key="x-tenant"), security=premises.tokens())
+        FrontServer(
+            text, FrontConfig(tenant_metadata_key="x-tenant"), security=security_files.tokens()
+        )
     with pytest.raises(ValueError, match="exclude each other"):
-        Security(premises.config(), is_behind_proxy=True)
+        Security(security_files.config(), is_behind_proxy=True)
 
 
-async def test_a_policy_limits_the_tenants_of_a_proxy(text: ModelText, premises: Premises) -> None:
-    premises.policy_file.write_text(
+async def test_a_policy_limits_the_tenants_of_a_proxy(
+    text: ModelText, security_files: SecurityFiles
+) -> None:
+    security_files.policy_file.write_text(
         'version = 1\n[tenants.acme]\nmax_priority = 3\n[tenants.mute]\nrights = ["models"]\n'
     )
-    security = Security(premises.config(), is_behind_proxy=True)
+    security = Security(security_files.config(), is_behind_proxy=True)
     config = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key="x-tenant")
     async with serving(text, config, security=security) as served:
         call = served.stub.Generate(request(50), metadata=(("x-tenant", "acme"),))

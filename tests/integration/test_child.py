@@ -139,7 +139,7 @@ def test_a_command_sent_with_the_settings_is_executed(tmp_path: Path) -> None:
         "from penstock.server.processes.control import ChildControl;"
         "control = ChildControl(int(sys.argv[1]));"
         "assert control.read_launch() == b'{}';"
-        "control.hold_lifeline(Path(sys.argv[2]));"
+        "control.watch_supervisor(Path(sys.argv[2]));"
         "signal.pause()"
     )
     with ours, theirs:

@@ -22,7 +22,7 @@ control = ChildControl(int(sys.argv[1]))
 assert control.read_launch() == b"settings"
 stopped = threading.Event()
 control.on_stop(stopped.set)
-control.hold_lifeline(__import__("pathlib").Path({folder!r}) / "none" / "engine.sock")
+control.watch_supervisor(__import__("pathlib").Path({folder!r}) / "none" / "engine.sock")
 control.report_ready(num=1)
 control.send(Drain(timeout_s=0.5))
 control.send(SetLogLevel(level="debug"))

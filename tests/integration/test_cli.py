@@ -21,7 +21,7 @@ from support.scripted_server import (
     ServedCall,
     error_info,
     retry_info,
-    speak_and_wait,
+    send_tokens_and_wait,
 )
 
 
@@ -175,7 +175,7 @@ async def test_a_full_queue_has_a_retry_time(server: ScriptedServer) -> None:
 
 
 async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     result = await penstock(server, "generate", "Hi", "--deadline", "5")
 
@@ -207,7 +207,7 @@ async def test_input_that_is_not_utf_8_is_a_usage_error(server: ScriptedServer) 
 
 
 async def test_ctrl_c_cancels_the_request(server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     async with started(server, "generate", "Hi") as process:
         assert process.stdout is not None
         await asyncio.wait_for(process.stdout.readexactly(5), PATIENCE_S)
@@ -282,7 +282,7 @@ async def test_an_output_error_is_reported_in_one_line(
 async def test_an_output_error_cancels_the_request(
     server: ScriptedServer, full_device: IO[bytes]
 ) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     # Not even the failure can be reported: the exit code does.
     outputs = {"stdout": full_device, "stderr": full_device}

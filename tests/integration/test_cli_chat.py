@@ -14,7 +14,7 @@ from support.scripted_server import (
     ServedCall,
     error_info,
     send_hello,
-    speak_and_wait,
+    send_tokens_and_wait,
 )
 
 
@@ -100,7 +100,7 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     async def reject(call: ServedCall) -> None:
         await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
 
-    server.scripts.extend([speak_and_wait, reject, send_hello])
+    server.scripts.extend([send_tokens_and_wait, reject, send_hello])
     await expect_answer(terminal, b"one", b"begun")
     chat.send_signal(signal.SIGINT)
     await terminal.wait_for(b"cancelled")

@@ -18,10 +18,10 @@ from support.scripted_server import (
     ScriptedServer,
     ServedCall,
     accept,
-    accept_and_speak,
+    accept_and_send_tokens,
     failing,
     retry_info,
-    speak_and_wait,
+    send_tokens_and_wait,
     until,
 )
 
@@ -76,7 +76,7 @@ async def test_a_retry_after_accepted_starts_again(
 
 async def test_no_retry_after_output(face: Face, server: ScriptedServer, time: FakeTime) -> None:
     server.scripts.append(
-        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
+        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_send_tokens)
     )
     events: list[Event] = []
 
@@ -132,7 +132,7 @@ async def test_a_lost_message_fails_the_stream(face: Face, server: ScriptedServe
 
 async def test_an_error_status_after_finished_is_raised(face: Face, server: ScriptedServer) -> None:
     async def finish(call: ServedCall) -> None:
-        await accept_and_speak(call)
+        await accept_and_send_tokens(call)
         await call.finished()
 
     server.scripts.append(failing(grpc.StatusCode.INTERNAL, "INTERNAL", after=finish))
@@ -145,7 +145,7 @@ async def test_an_error_status_after_finished_is_raised(face: Face, server: Scri
 
 
 async def test_leaving_early_cancels_the_request(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     await face.leave_after_output("Hi")
 

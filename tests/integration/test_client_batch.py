@@ -23,10 +23,10 @@ from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
-    accept_and_speak,
+    accept_and_send_tokens,
     arrived,
     failing,
-    speak_and_wait,
+    send_tokens_and_wait,
     until,
 )
 
@@ -80,7 +80,9 @@ async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServ
     server.scripts.extend(
         [
             echo,
-            failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", after=accept_and_speak),
+            failing(
+                grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", after=accept_and_send_tokens
+            ),
             echo,
         ]
     )
@@ -99,7 +101,7 @@ async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServ
 async def test_leaving_a_batch_cancels_its_open_requests(
     face: Face, server: ScriptedServer
 ) -> None:
-    server.scripts.extend([speak_and_wait] * 3)
+    server.scripts.extend([send_tokens_and_wait] * 3)
 
     items = await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
 
@@ -111,7 +113,7 @@ async def test_leaving_a_batch_cancels_its_open_requests(
 
 
 async def test_a_callback_that_fails_ends_the_batch(face: Face, server: ScriptedServer) -> None:
-    server.scripts.extend([speak_and_wait] * 2)
+    server.scripts.extend([send_tokens_and_wait] * 2)
 
     def reject(index: int, event: Event) -> None:
         if isinstance(event, Tokens):
@@ -127,7 +129,7 @@ async def test_a_callback_that_fails_ends_the_batch(face: Face, server: Scripted
 async def test_a_request_that_does_not_fit_ends_the_batch(
     face: Face, server: ScriptedServer
 ) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     with pytest.raises(TypeError, match=r"^requests\[1\]: prompt: "):
         await face.all_of(["a", [1, "x"]], max_concurrency=2)
@@ -144,7 +146,7 @@ async def test_an_input_iterator_that_raises_ends_the_batch(
         yield "a"
         raise end
 
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     # Not wait_for: its task would let SystemExit out of the event loop.
     with pytest.raises(end):
@@ -248,7 +250,7 @@ async def test_an_asynchronous_input_iterator(server: ScriptedServer, time: Fake
 async def test_cancelling_the_task_cancels_the_batch(
     server: ScriptedServer, time: FakeTime
 ) -> None:
-    server.scripts.extend([speak_and_wait] * 2)
+    server.scripts.extend([send_tokens_and_wait] * 2)
     face = AsyncFace(server.address, time)
     running = asyncio.create_task(face.all_of(["a", "b"], max_concurrency=2))
     calls = [await arrived(server) for _ in range(2)]

@@ -19,10 +19,10 @@ from penstock.client.call_settings import CallSettings
 from support.client_faces import AsyncFace, Face, FakeTime
 from support.scripted_server import (
     ScriptedServer,
-    accept_and_speak,
+    accept_and_send_tokens,
     arrived,
     failing,
-    speak_and_wait,
+    send_tokens_and_wait,
 )
 
 NUM_ROUNDS = 20
@@ -82,7 +82,7 @@ async def test_a_call_cancelled_at_every_attempt_is_reported_as_unavailable(
 async def test_a_call_cancelled_after_its_start_is_reported(
     face: Face, server: ScriptedServer
 ) -> None:
-    server.scripts.append(failing(grpc.StatusCode.CANCELLED, "", after=accept_and_speak))
+    server.scripts.append(failing(grpc.StatusCode.CANCELLED, "", after=accept_and_send_tokens))
 
     with pytest.raises(CallCancelled):
         await face.events("Hi")
@@ -103,7 +103,7 @@ async def test_a_request_that_is_too_large_does_not_affect_others(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, multiplex=True)
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     running = asyncio.create_task(face.events("first"))
     first = await arrived(server)
 

@@ -25,7 +25,13 @@ from penstock.client import (
     Unavailable,
 )
 from support.client_faces import POLICY, AsyncFace, Face, FakeTime
-from support.scripted_server import ScriptedServer, arrived, finished_message, speak_and_wait, until
+from support.scripted_server import (
+    ScriptedServer,
+    arrived,
+    finished_message,
+    send_tokens_and_wait,
+    until,
+)
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -42,7 +48,7 @@ async def test_deadline_reaches_the_server(face: Face, server: ScriptedServer) -
 
 
 async def test_deadline_ends_the_call_on_both_sides(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     with pytest.raises(DeadlineExceeded):
         await face.events("Hi", deadline_s=4.0)
@@ -191,7 +197,7 @@ async def test_a_closed_client_raises(face: Face, server: ScriptedServer) -> Non
 
 
 async def test_closing_ends_open_streams(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
     call = await arrived(server)
 
@@ -220,7 +226,7 @@ async def test_clients_close_at_the_end_of_their_block(server: ScriptedServer) -
 async def test_a_break_out_of_the_loop_cancels_the_request(
     server: ScriptedServer, time: FakeTime
 ) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     face = AsyncFace(server.address, time)
 
     async for event in face.client.generate("Hi"):
@@ -234,7 +240,7 @@ async def test_a_break_out_of_the_loop_cancels_the_request(
 async def test_cancelling_the_task_cancels_the_request(
     server: ScriptedServer, time: FakeTime
 ) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     face = AsyncFace(server.address, time)
     streaming = asyncio.create_task(face.events("Hi"))
     call = await arrived(server)

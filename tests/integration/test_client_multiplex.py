@@ -27,12 +27,12 @@ from support.patience import until_true
 from support.scripted_server import (
     ScriptedServer,
     ServedRequest,
-    accept_and_speak,
+    accept_and_send_tokens,
     arrived,
     failing,
     retry_info,
     scripted_server,
-    speak_and_wait,
+    send_tokens_and_wait,
     until,
 )
 
@@ -70,7 +70,7 @@ async def test_generate_once_collects_a_complete_generation(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
-        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
+        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_send_tokens)
     )
 
     generation = await face.call("generate_once", "Hi")
@@ -81,11 +81,11 @@ async def test_generate_once_collects_a_complete_generation(
 
 
 async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     other = asyncio.create_task(face.events("other"))
     waiting = await arrived(server)
     server.scripts.append(
-        failing(grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG", after=accept_and_speak)
+        failing(grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG", after=accept_and_send_tokens)
     )
     events: list[Event] = []
 
@@ -112,7 +112,7 @@ async def test_rejected_requests_are_retried(
 
 
 async def test_leaving_early_cancels_that_request(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
 
     await face.leave_after_output("Hi")
 
@@ -156,7 +156,7 @@ async def test_chunks_fit_the_window(kind: Any, server: ScriptedServer, time: Fa
 async def test_the_deadline_ends_the_request_on_both_sides(
     face: Face, server: ScriptedServer
 ) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     events: list[Event] = []
 
     with pytest.raises(DeadlineExceeded) as caught:
@@ -209,7 +209,7 @@ async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedSer
     """The next connection may reach another server; the old call continues to serve its open
     requests.
     """
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     other = asyncio.create_task(face.events("other"))
     waiting = await arrived(server)
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
@@ -226,7 +226,7 @@ async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedSer
 async def test_a_lost_call_fails_all_its_requests(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
-    server.scripts.extend([speak_and_wait, accept_only])
+    server.scripts.extend([send_tokens_and_wait, accept_only])
     spoken: list[Event] = []
     with_output = asyncio.create_task(face.events("one", into=spoken))
     await arrived(server)
@@ -300,7 +300,7 @@ async def test_old_calls_are_replaced(kind: Any, server: ScriptedServer, time: F
 
 
 async def test_closing_ends_open_requests(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
     await arrived(server)
 
@@ -312,7 +312,7 @@ async def test_closing_ends_open_requests(face: Face, server: ScriptedServer) ->
 
 
 async def test_closing_may_wait(face: Face, server: ScriptedServer) -> None:
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
     request = await arrived(server)
     closing = asyncio.create_task(face.close(grace_s=30.0))
@@ -352,7 +352,7 @@ async def test_each_channel_has_a_call(kind: Any, server: ScriptedServer, time: 
 
 
 async def test_an_abandoned_batch_cancels_its_requests(face: Face, server: ScriptedServer) -> None:
-    server.scripts.extend([speak_and_wait] * 3)
+    server.scripts.extend([send_tokens_and_wait] * 3)
 
     await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
 
@@ -369,7 +369,7 @@ async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime)
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
         face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0))
-        server.scripts.append(speak_and_wait)
+        server.scripts.append(send_tokens_and_wait)
         old = asyncio.create_task(face.events("old"))
         request = await arrived(server)
 

@@ -31,7 +31,7 @@ from support.scripted_server import (
     arrived,
     failing,
     scripted_server,
-    speak_and_wait,
+    send_tokens_and_wait,
     until,
 )
 
@@ -252,7 +252,7 @@ async def test_closing_stops_waiting_at_its_time_limit(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time)
-    server.scripts.append(speak_and_wait)
+    server.scripts.append(send_tokens_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
     call = await arrived(server)
 

@@ -17,9 +17,9 @@ from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 from support.fronts import open_channel, serving
 from support.generate_requests import text_request
-from support.guarded import ACME, OPERATOR, Premises, bearing
 from support.operations_server import FakeOperations
 from support.patience import PATIENCE_S
+from support.security_files import ACME, OPERATOR, SecurityFiles, bearer_metadata
 
 FRONT_METHODS = (
     "penstock.v1.GenerationService/Generate",
@@ -40,15 +40,15 @@ OPERATIONS_METHODS = (
 )
 
 
-def for_all(premises: Premises) -> Security:
+def for_all(security_files: SecurityFiles) -> Security:
     """Grant the operator every right; return the Security."""
-    premises.tokens()
+    security_files.tokens()
     rights = ", ".join(f'"{right.value}"' for right in Right)
-    policy = premises.policy_file.read_text()
+    policy = security_files.policy_file.read_text()
     own = '["inspect", "operations_read", "operations_write", "metrics"]'
     assert own in policy
-    premises.policy_file.write_text(policy.replace(own, f"[{rights}]"))
-    return Security(premises.config())
+    security_files.policy_file.write_text(policy.replace(own, f"[{rights}]"))
+    return Security(security_files.config())
 
 
 def after_each_judgement(
@@ -70,7 +70,7 @@ def after_each_judgement(
 async def call_once(channel: grpc.aio.Channel, path: str) -> None:
     """Make one call with an empty message; read until its end or its first response."""
     begin: Any = channel.stream_stream(f"/{path}")
-    call = begin(iter([b""]), metadata=bearing(OPERATOR), timeout=PATIENCE_S)
+    call = begin(iter([b""]), metadata=bearer_metadata(OPERATOR), timeout=PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
@@ -79,9 +79,9 @@ async def call_once(channel: grpc.aio.Channel, path: str) -> None:
 
 
 async def test_each_call_of_a_front_is_authenticated_once(
-    text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
+    text: ModelText, security_files: SecurityFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    security, judged = for_all(premises), list[str]()
+    security, judged = for_all(security_files), list[str]()
     path = ""
     after_each_judgement(security, monkeypatch, lambda: judged.append(path))
     async with serving(text, security=security) as served, open_channel(served.address) as channel:
@@ -91,9 +91,9 @@ async def test_each_call_of_a_front_is_authenticated_once(
 
 
 async def test_each_call_of_operators_is_authenticated_once(
-    premises: Premises, monkeypatch: pytest.MonkeyPatch
+    security_files: SecurityFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    security, judged = for_all(premises), list[str]()
+    security, judged = for_all(security_files), list[str]()
     path = ""
     after_each_judgement(security, monkeypatch, lambda: judged.append(path))
     server = OperationsServer(FakeOperations(), "127.0.0.1", 0, security=security)
@@ -108,24 +108,24 @@ async def test_each_call_of_operators_is_authenticated_once(
 
 
 async def test_a_policy_replaced_during_a_call_does_not_reject_an_admitted_request(
-    text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
+    text: ModelText, security_files: SecurityFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    security = premises.tokens()
+    security = security_files.tokens()
     acme = "[tenants.acme]"
-    without = premises.policy_file.read_text().replace(acme, f"{acme}\nrights = []")
+    without = security_files.policy_file.read_text().replace(acme, f"{acme}\nrights = []")
 
     def replace_policy() -> None:
-        premises.policy_file.write_text(without + "\n# moved\n")
+        security_files.policy_file.write_text(without + "\n# moved\n")
         security.poll()
 
     after_each_judgement(security, monkeypatch, replace_policy)
     async with serving(text, security=security) as served:
         request = text_request(request_id="r")
-        call = served.stub.Generate(request, metadata=bearing(ACME))
+        call = served.stub.Generate(request, metadata=bearer_metadata(ACME))
         (spec,) = await served.port.next_submission()
         assert spec.tenant == "acme"
         call.cancel()
-        late = served.stub.Generate(request, metadata=bearing(ACME))
+        late = served.stub.Generate(request, metadata=bearer_metadata(ACME))
         with pytest.raises(grpc.aio.AioRpcError) as rejected:
             await anext(aiter(late))
         assert rejected.value.code() is grpc.StatusCode.PERMISSION_DENIED

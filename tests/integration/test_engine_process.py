@@ -116,7 +116,7 @@ async def test_the_death_of_the_executor_has_its_own_exit_code(path: Path) -> No
 async def test_the_engine_process_does_not_outlive_its_supervisor(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, received):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
-        child.close_lifeline()
+        child.close_control()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
         await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
         assert not path.parent.exists()
@@ -130,7 +130,7 @@ async def test_the_engine_process_does_not_outlive_its_supervisor_during_a_hung_
     async with engine(path, executor) as child, front(path) as (port, _):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
         port.submit((spec(max_tokens=1000),))
-        child.close_lifeline()
+        child.close_control()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
 
 

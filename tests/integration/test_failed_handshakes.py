@@ -13,8 +13,8 @@ import pytest
 
 from penstock.client import NO_RETRY, Client, TlsConfig, TokenPrompt
 from support.authority import Issued
-from support.guarded import Premises
 from support.patience import PATIENCE_S
+from support.security_files import SecurityFiles
 from support.service import Service, simulated, started
 
 GARBAGE = (
@@ -47,10 +47,12 @@ async def knock(port: int, data: bytes, context: ssl.SSLContext | None = None) -
         writer.close()
 
 
-async def knock_in_all_ways(service: Service, premises: Premises) -> None:
-    operations = await service.door("operations")
-    forged = premises.authority.issue("forged")
-    contexts = [foreign_context(premises.authority.ca_file, shown) for shown in (None, forged)]
+async def knock_in_all_ways(service: Service, security_files: SecurityFiles) -> None:
+    operations = await service.printed_address("operations")
+    forged = security_files.authority.issue("forged")
+    contexts = [
+        foreign_context(security_files.authority.ca_file, shown) for shown in (None, forged)
+    ]
     for address in (service.address, operations):
         port = int(address.rpartition(":")[2])
         for data in GARBAGE:
@@ -63,17 +65,17 @@ async def test_failed_handshakes_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
-    premises = Premises(tmp_path)
-    mine = premises.clients.issue("acme")
+    security_files = SecurityFiles(tmp_path)
+    mine = security_files.clients.issue("acme")
     options = (
-        *("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file)),
-        *("--tls-client-ca", str(premises.clients.ca_file)),
-        *("--policy-file", str(premises.policy_file)),
+        *("--tls-cert", str(security_files.cert_file), "--tls-key", str(security_files.key_file)),
+        *("--tls-client-ca", str(security_files.clients.ca_file)),
+        *("--policy-file", str(security_files.policy_file)),
         *("--fronts", "1", "--operations-port", "0", "--log-format", "json"),
     )
-    tls = TlsConfig(ca=premises.authority.ca_file, cert=mine.cert_file, key=mine.key_file)
+    tls = TlsConfig(ca=security_files.authority.ca_file, cert=mine.cert_file, key=mine.key_file)
     async with started(*simulated(), *options) as service:
-        await knock_in_all_ways(service, premises)
+        await knock_in_all_ways(service, security_files)
         async with Client(service.address, tls=tls, retry=NO_RETRY) as client:
             result = await client.generate_once(
                 TokenPrompt(ids=(5, 6, 7, 8)),

@@ -22,7 +22,7 @@ class HeartbeatRecorder(ServiceListener):
     def __init__(self) -> None:
         self._heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._heartbeats.put_nowait(heartbeat)
 
     async def next(self) -> tuple[bool, int]:

@@ -15,8 +15,8 @@ from penstock.server.rpc.handlers import Context, HandlerWrapper
 from penstock.server.security.rights import Right
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
-from support.guarded import ACME, OPERATOR, Premises, bearing
 from support.patience import PATIENCE_S
+from support.security_files import ACME, OPERATOR, SecurityFiles, bearer_metadata
 
 SERVICE = "acme.v1.Gateway"
 
@@ -48,12 +48,12 @@ async def test_its_methods_require_the_rights_that_it_names(
         text,
         FrontConfig(acceptance_delay_s=0.0),
         gateway=lambda front, access: AcmeGateway(),
-        security=Premises(tmp_path).tokens(),
+        security=SecurityFiles(tmp_path).tokens(),
     ) as served:
 
         async def outcome(method: str, token: str | None) -> grpc.StatusCode:
             call: Any = served.channel.unary_unary(f"/{SERVICE}/{method}")
-            metadata = None if token is None else bearing(token)
+            metadata = None if token is None else bearer_metadata(token)
             try:
                 assert await call(b"words", timeout=PATIENCE_S, metadata=metadata) == b"words"
             except grpc.aio.AioRpcError as error:

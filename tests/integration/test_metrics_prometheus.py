@@ -129,12 +129,12 @@ class Traffic:
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
         self._num = 0
-        metrics.take_engine(engine_hello())
+        metrics.set_engine(engine_hello())
 
     def proceed(self) -> None:
         self._num += 1
         num = self._num
-        self._metrics.take_heartbeat(
+        self._metrics.add_heartbeat(
             heartbeat(
                 1,
                 outcome(9 * num),
@@ -152,7 +152,7 @@ class Traffic:
             "num_prefill_tokens": 30, "num_prefill_rows": 1, "num_preempted": 1, "num_running": 7,
             "num_used_blocks": 30, "num_free_blocks": 10, "waits_for": 1, "predicted_s": 0.009,
         }  # fmt: skip
-        self._metrics.take_steps(1 + num // 4, steps(row, row), 0)
+        self._metrics.add_steps(1 + num // 4, steps(row, row), 0)
         reported = record(
             Segment(SegmentKind.PREPARE, 100.0, 100.1),
             Segment(SegmentKind.QUEUE, 100.1, 100.3, wait=Wait(blocks_s=0.2)),
@@ -166,7 +166,7 @@ class Traffic:
             num_completion_tokens=8,
             num_stalls=1,
         )
-        self._metrics.take_records([reported])
+        self._metrics.add_records([reported])
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ async def test_every_query_has_data_for_a_service_under_load(tmp_path: Path) -> 
         *("--metrics-tenants", "atlas", "--admission-policy", "max_utilization"),
     )
     async with started(*arguments) as service:
-        port = int((await service.door("metrics")).rpartition(":")[2].partition("/")[0])
+        port = int((await service.printed_address("metrics")).rpartition(":")[2].partition("/")[0])
         with contextlib.closing(await asyncio.to_thread(Prometheus, tmp_path, port)) as prometheus:
             async with loaded(service):
                 serves = {"serves": "penstock_generation_tokens_total > 0"}

@@ -29,11 +29,11 @@ def harness() -> Iterator[Harness]:
 
 
 def fill(metrics: ServiceMetrics) -> None:
-    metrics.take_records([record(ttft_s=0.25, num_completion_tokens=5)])
-    metrics.take_heartbeat(
+    metrics.add_records([record(ttft_s=0.25, num_completion_tokens=5)])
+    metrics.add_heartbeat(
         heartbeat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1})
     )
-    metrics.take_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
+    metrics.add_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
 
 
 def test_a_scrape(harness: Harness) -> None:
@@ -227,7 +227,7 @@ def test_scrapes_during_many_records_are_complete(harness: Harness) -> None:
 
     def report_steps() -> None:
         while not stop.is_set():
-            harness.metrics.take_steps(1, rows, 0)
+            harness.metrics.add_steps(1, rows, 0)
 
     reporter = threading.Thread(target=report_steps)
     reporter.start()

@@ -26,7 +26,7 @@ async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) ->
     """Scrape until `is_seen` accepts the samples, because fronts report their counts once a second;
     return them.
     """
-    url = await service.door("metrics")
+    url = await service.printed_address("metrics")
     samples: Samples = {}
     async with asyncio.timeout(PATIENCE_S):
         while not samples or not is_seen(samples):
@@ -104,7 +104,7 @@ async def test_requests_that_end_in_an_idle_engine_are_removed_from_its_gauges()
             ),
         )
         assert value(samples, "kv_cache_usage_ratio") > 0
-        page = (await service.door("metrics")).removesuffix("metrics") + "status.json"
+        page = (await service.printed_address("metrics")).removesuffix("metrics") + "status.json"
         status = json.loads(await asyncio.to_thread(fetched, page))
         assert sorted(request["state"] for request in status["requests"]) == [
             "PENDING",

@@ -26,7 +26,7 @@ from penstock.client import (
 from penstock.server.observe.flight.reader import FlightReader
 from support.calls import TracedCall
 from support.generate_requests import greedy
-from support.observation import DOORS, model_of, num_completed, observed, until_stats
+from support.observation import ENDPOINT_OPTIONS, model_of, num_completed, observed, until_stats
 from support.patience import PATIENCE_S
 from support.service import Service, Stream, launched, simulated
 
@@ -62,7 +62,7 @@ shared = pytest.mark.asyncio(loop_scope="module")
 @shared
 async def test_ports_are_printed_after_the_ready_line(site: Site) -> None:
     service, _ = site
-    await service.door("metrics")
+    await service.printed_address("metrics")
     assert [line.split(" on ")[0] for line in service.stdout] == [
         "penstock ready",
         "penstock operations",
@@ -149,7 +149,7 @@ async def test_metrics_and_stats_contain_what_was_served() -> None:
         assert model.max_num_batched_tokens > 0
         assert model.cache.num_total_blocks == 512
         assert model.engine_epoch == 1
-        metrics = await fetched(await service.door("metrics"))
+        metrics = await fetched(await service.printed_address("metrics"))
         assert "penstock_generation_tokens_total" in metrics
         processes = [
             line for line in metrics.splitlines() if line.startswith("penstock_process_resident")
@@ -165,7 +165,7 @@ async def test_metrics_and_stats_contain_what_was_served() -> None:
             operations,
             lambda stats: num_completed(stats) == 7 and model_of(stats).ttft.num_values == 7,
         )
-        counts = requests_by_tenant(await fetched(await service.door("metrics")))
+        counts = requests_by_tenant(await fetched(await service.printed_address("metrics")))
         # The first four named none, and two named one that is not listed.
         assert counts == {"atlas": 1, "borealis": 0, "other": 6, "nobody": 0}
 
@@ -224,7 +224,9 @@ async def test_a_temporary_folder_with_too_long_a_path_is_reported(
     length = 108 - len(f"/penstock-12345678/{too_long}")
     folder = tmp_path / ("x" * (length - len(f"{tmp_path}/")))
     folder.mkdir()
-    async with launched(*simulated(), *DOORS, environment={"TMPDIR": str(folder)}) as service:
+    async with launched(
+        *simulated(), *ENDPOINT_OPTIONS, environment={"TMPDIR": str(folder)}
+    ) as service:
         assert await service.ended() == 2
         reported = [line for line in service.stderr if line.startswith("penstock serve: ")]
         assert len(reported) == 1

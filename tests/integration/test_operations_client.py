@@ -205,7 +205,7 @@ async def test_flight_records(each_operator: Face, operations: ServedOperations)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "complaint"),
+    ("name", "options", "message"),
     [
         ("list_requests", {"max_requests": 0}, "max_requests"),
         ("drain", {"timeout_s": -1.0}, "timeout_s"),
@@ -214,9 +214,9 @@ async def test_flight_records(each_operator: Face, operations: ServedOperations)
     ],
 )
 async def test_arguments_that_cannot_be_sent(
-    operator: Face, name: str, options: dict[str, Any], complaint: str
+    operator: Face, name: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"^{complaint}:"):
+    with pytest.raises(ValueError, match=rf"^{message}:"):
         await operator.call(name, **options)
 
 

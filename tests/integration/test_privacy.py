@@ -146,7 +146,7 @@ async def stall(site: Site) -> None:
 
 
 async def fetched(site: Site, path: str) -> bytes:
-    base = (await site.service.door("metrics")).removesuffix("metrics")
+    base = (await site.service.printed_address("metrics")).removesuffix("metrics")
 
     def fetch() -> bytes:
         try:

@@ -25,13 +25,22 @@ from penstock.client import (
     Unavailable,
 )
 from support.authority import replace_file
-from support.guarded import ACME, ALL_TOKENS, EXPIRED, OPERATOR, OTHER, VIEWER, Premises, digest
 from support.patience import PATIENCE_S
+from support.security_files import (
+    ACME,
+    ALL_TOKENS,
+    EXPIRED,
+    OPERATOR,
+    OTHER,
+    VIEWER,
+    SecurityFiles,
+    digest,
+)
 from support.service import Service, simulated, started
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 NEW, WRONG = "new-Kanarie-token", "wrong-Kanarie-token"
-DOORS = ("--operations-port", "0", "--metrics-port", "0")
+ENDPOINT_OPTIONS = ("--operations-port", "0", "--metrics-port", "0")
 
 
 async def command(service: Service, *arguments: str) -> tuple[int, str]:
@@ -58,10 +67,10 @@ async def generated(client: Client) -> int:
 
 
 @pytest.fixture
-def premises(tmp_path: Path) -> Premises:
-    premises = Premises(tmp_path)
-    premises.tokens()
-    return premises
+def security_files(tmp_path: Path) -> SecurityFiles:
+    security_files = SecurityFiles(tmp_path)
+    security_files.tokens()
+    return security_files
 
 
 @dataclass
@@ -69,7 +78,7 @@ class Secured:
     """A service with authentication, and everything that it and its clients reported."""
 
     service: Service
-    premises: Premises
+    security_files: SecurityFiles
     tls: TlsConfig
     reported: list[str] = field(default_factory=list[str])
 
@@ -97,7 +106,7 @@ class Secured:
             await stream.aclose()
 
     async def unauthenticated_callers_are_rejected(self) -> None:
-        for token in (None, WRONG, EXPIRED, self.premises.issuer.token(exp=1.0)):
+        for token in (None, WRONG, EXPIRED, self.security_files.issuer.token(exp=1.0)):
             await self.fails(token, Unauthenticated)
         await self.fails(VIEWER, PermissionDenied)
         async with Client(self.service.address, retry=NO_RETRY) as plain:
@@ -105,7 +114,7 @@ class Secured:
                 await plain.health(deadline_s=PATIENCE_S)
 
     async def operators_look(self) -> None:
-        address, tls = await self.service.door("operations"), self.tls
+        address, tls = await self.service.printed_address("operations"), self.tls
         async with OperationsClient(address, token=OPERATOR, tls=tls) as operations:
             self.reported.append(repr(await operations.get_stats()))
             self.reported.append((await operations.get_flight_record()).decode("latin-1"))
@@ -113,13 +122,15 @@ class Secured:
             await viewer.get_stats()
             with pytest.raises(PermissionDenied):
                 await viewer.drain()
-        self.reported.append(await scraped(await self.service.door("metrics"), self.premises))
+        self.reported.append(
+            await scraped(await self.service.printed_address("metrics"), self.security_files)
+        )
 
     async def commands_connect(self) -> None:
-        folder = self.premises.folder
+        folder = self.security_files.folder
         token_file = folder / "token"
         token_file.write_text(f"{ACME}\n")
-        ca = ("--ca", str(self.premises.authority.ca_file))
+        ca = ("--ca", str(self.security_files.authority.ca_file))
         for arguments, code, word in (
             (("health", *ca), 0, "SERVING"),
             (("models", *ca, "--token-file", str(token_file)), 0, "demo"),
@@ -134,21 +145,21 @@ class Secured:
             self.reported.append(out)
 
     async def tokens_are_changed(self) -> None:
-        text = self.premises.policy_file.read_text().replace(digest(ACME), digest(NEW))
-        replace_file(self.premises.policy_file, text)
+        text = self.security_files.policy_file.read_text().replace(digest(ACME), digest(NEW))
+        replace_file(self.security_files.policy_file, text)
         await self.service.until_logged("front", "a new policy is in force")
         await self.fails(ACME, Unauthenticated)
         async with self.client(NEW) as client:
             assert await generated(client) == 4
 
 
-async def test_case_46_no_output_contains_a_credential(premises: Premises) -> None:
-    tls = TlsConfig(ca=premises.authority.ca_file)
-    files = ("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file))
-    policy = ("--policy-file", str(premises.policy_file))
-    options = ("--fronts", "1", "--log-level", "debug", *DOORS, *files, *policy)
+async def test_case_46_no_output_contains_a_credential(security_files: SecurityFiles) -> None:
+    tls = TlsConfig(ca=security_files.authority.ca_file)
+    files = ("--tls-cert", str(security_files.cert_file), "--tls-key", str(security_files.key_file))
+    policy = ("--policy-file", str(security_files.policy_file))
+    options = ("--fronts", "1", "--log-level", "debug", *ENDPOINT_OPTIONS, *files, *policy)
     async with started(*simulated(), *options) as service:
-        secured = Secured(service, premises, tls)
+        secured = Secured(service, security_files, tls)
         await secured.tenants_are_distinguished()
         await secured.unauthenticated_callers_are_rejected()
         await secured.operators_look()
@@ -162,10 +173,10 @@ async def test_case_46_no_output_contains_a_credential(premises: Premises) -> No
     assert "Bearer" not in everything
 
 
-async def scraped(url: str, premises: Premises) -> str:
+async def scraped(url: str, security_files: SecurityFiles) -> str:
     """Return the metrics, read over TLS."""
     assert url.startswith("https://")
-    context = ssl.create_default_context(cafile=str(premises.authority.ca_file))
+    context = ssl.create_default_context(cafile=str(security_files.authority.ca_file))
 
     def read() -> str:
         with urllib.request.urlopen(url, context=context, timeout=PATIENCE_S) as answer:

@@ -40,8 +40,12 @@ async def test_probes_and_a_clean_stop_log_nothing() -> None:
     arguments = ("--fronts", "2", "--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), *arguments) as service:
         link = (await service.until_logged("starting:")).split("link=")[1].strip()
-        metrics = (await service.door("metrics")).removeprefix("http://").removesuffix("/metrics")
-        operations = await service.door("operations")
+        metrics = (
+            (await service.printed_address("metrics"))
+            .removeprefix("http://")
+            .removesuffix("/metrics")
+        )
+        operations = await service.printed_address("operations")
         # What it prints and what it logs come by two pipes: the start is over in both.
         for role in ("engine", "front", "front", "observer"):
             await service.next_pid(role)

@@ -38,11 +38,15 @@ async def environment() -> AsyncIterator[dict[str, str]]:
     """
     doors = ("--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *doors) as service:
-        metrics = (await service.door("metrics")).removeprefix("http://").removesuffix("/metrics")
+        metrics = (
+            (await service.printed_address("metrics"))
+            .removeprefix("http://")
+            .removesuffix("/metrics")
+        )
         yield {
             **with_programs(),
             "ADDRESS": service.address,
-            "OPERATIONS": await service.door("operations"),
+            "OPERATIONS": await service.printed_address("operations"),
             "METRICS": metrics,
         }
 

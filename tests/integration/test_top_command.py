@@ -65,19 +65,19 @@ async def test_one_snapshot_as_json(served: ServedOperations) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "complaint"),
+    ("args", "code", "message"),
     [
         ((), 2, "stdout is not a terminal"),
         (("--once", "--address", "127.0.0.1:1"), 3, "UNAVAILABLE"),
     ],
 )
 async def test_an_error_is_printed_without_a_traceback(
-    args: tuple[str, ...], code: int, complaint: str
+    args: tuple[str, ...], code: int, message: str
 ) -> None:
     found, out, err = await top(*args)
 
     assert (found, out) == (code, "")
-    assert complaint in err
+    assert message in err
     assert "Traceback" not in err
 
 
@@ -208,7 +208,7 @@ async def long_queue_is_shown(service: Service, operations: OperationsClient, ad
 async def test_a_real_service_with_a_queue_and_through_the_death_of_its_engine() -> None:
     arguments = [*simulated(), "--fronts", "1", "--max-num-seqs", "1", "--max-seq-len", "8192"]
     async with observed(*arguments) as (service, operations), service.channel() as channel:
-        address = await service.door("operations")
+        address = await service.printed_address("operations")
         engine_pid = await service.next_pid("engine")
         await long_queue_is_shown(service, operations, address)
         # 40 s each: both are there while the command starts, on a busy machine too.

@@ -80,12 +80,12 @@ def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.Mon
         # On a busy machine the record that is being written takes longer than usual.
         monkeypatch.setattr(export, "_LAST_TRACE_S", PATIENCE_S)
         tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
-        tracing.take_records([request_record(number) for number in range(1, 1001)])
+        tracing.add_records([request_record(number) for number in range(1, 1001)])
         receiver.wait_for_call()
         record = request_record()
         num_more = 3 * MAX_QUEUED_RECORDS
         for _ in range(3):
-            tracing.take_records([record] * MAX_QUEUED_RECORDS)
+            tracing.add_records([record] * MAX_QUEUED_RECORDS)
         counts = tracing.counters()
         dropped = counts["traces_dropped_queue_full"]
         # One batch is with the exporter; the SDK's queue and ours are full.
@@ -107,7 +107,7 @@ def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[
     # On a busy machine an export may take longer than the usual timeout, which would drop it.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
-    tracing.take_records([request_record(number) for number in range(1, 401)])
+    tracing.add_records([request_record(number) for number in range(1, 401)])
     tracing.close(PATIENCE_S)
     return tracing.counters()
 
@@ -123,10 +123,10 @@ def test_a_restarted_collector_receives_later_spans(monkeypatch: pytest.MonkeyPa
     with grpc_receiver(Mode.EXHAUSTED) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
-        tracing.take_records([request_record(1)])
+        tracing.add_records([request_record(1)])
         receiver.wait_for_call()
         receiver.mode = Mode.OK
-        tracing.take_records([request_record(2)])
+        tracing.add_records([request_record(2)])
         spans = receiver.wait_for_spans(SPANS_PER_REQUEST)
         tracing.close(PATIENCE_S)
     assert request_record(2).trace.trace_id in {span.trace_id for span in receiver.spans()}

@@ -48,7 +48,7 @@ def traced(
     counters.
     """
     tracing = start_tracing(config, model="tiny")
-    tracing.take_records(records)
+    tracing.add_records(records)
     tracing.close(CLOSE_LIMIT_S)
     return receiver.spans(), tracing.counters()
 
@@ -184,7 +184,7 @@ def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> No
     consumer: ServiceListener = tracing
     num = 3000
     for first in range(1, num, 500):
-        consumer.take_records([request_record(number) for number in range(first, first + 500)])
+        consumer.add_records([request_record(number) for number in range(first, first + 500)])
     assert receiver.is_settled(lambda: len(receiver.spans()) >= 6 * num)
     tracing.close(CLOSE_LIMIT_S)
     counts = tracing.counters()

@@ -33,24 +33,24 @@ from support.service import started as service_started
 GENERATE = "/penstock.v1.GenerationService/Generate"
 
 
-def _as_it_is(_: Any) -> None:
+def _no_change(_: Any) -> None:
     """Change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lie:
+class ProxyChanges:
     """Changes to each request and to each response, made by a proxy in place."""
 
-    request: Callable[[pb.GenerateRequest], None] = _as_it_is
-    response: Callable[[pb.GenerateResponse], None] = _as_it_is
+    request: Callable[[pb.GenerateRequest], None] = _no_change
+    response: Callable[[pb.GenerateResponse], None] = _no_change
 
 
-class LyingProxy(grpc.GenericRpcHandler):
-    """A proxy whose changes, `lie`, the test may replace between calls."""
+class ChangingProxy(grpc.GenericRpcHandler):
+    """A proxy whose changes, `changes`, the test may replace between calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self.lie = Lie()
+        self.changes = ProxyChanges()
         self.address = ""
 
     def service(self, handler_call_details: Any) -> Any:
@@ -60,11 +60,11 @@ class LyingProxy(grpc.GenericRpcHandler):
     async def _forward(
         self, method: str, requests: AsyncIterator[bytes], context: Any
     ) -> AsyncIterator[bytes]:
-        lie = self.lie
+        changes = self.changes
 
         async def changed() -> AsyncIterator[bytes]:
             async for request in requests:
-                yield _change(pb.GenerateRequest, lie.request, request, method)
+                yield _change(pb.GenerateRequest, changes.request, request, method)
 
         left_s = context.time_remaining()
         # gRPC reports the longest possible deadline for a call without one.
@@ -73,7 +73,7 @@ class LyingProxy(grpc.GenericRpcHandler):
         call = stub(changed(), timeout=timeout_s)
         try:
             async for response in call:
-                yield _change(pb.GenerateResponse, lie.response, response, method)
+                yield _change(pb.GenerateResponse, changes.response, response, method)
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details(), tuple(error.trailing_metadata()))
         finally:
@@ -90,10 +90,10 @@ def _change(message_type: Any, change: Callable[[Any], None], data: bytes, metho
 
 
 @asynccontextmanager
-async def lying_proxy(address: str) -> AsyncGenerator[LyingProxy, None]:
+async def lying_proxy(address: str) -> AsyncGenerator[ChangingProxy, None]:
     """Start a proxy of the service at `address`."""
     async with grpc.aio.insecure_channel(address) as channel:
-        proxy = LyingProxy(channel)
+        proxy = ChangingProxy(channel)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((proxy,))
         proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -204,7 +204,7 @@ async def test_a_service_with_wrong_responses_fails() -> None:
         service_started(*simulated()) as service,
         lying_proxy(service.address) as proxy,
     ):
-        proxy.lie = Lie(response=miscount)
+        proxy.changes = ProxyChanges(response=miscount)
         result = await verify("--address", proxy.address, *all_but("greedy", "accounts"))
 
     assert result.code == 1
@@ -217,17 +217,17 @@ async def test_a_service_with_wrong_responses_fails() -> None:
 COUNTER = itertools.count(1)
 
 
-def without(group: str, field: str) -> Lie:
+def without(group: str, field: str) -> ProxyChanges:
     """Return changes that remove an option from each request."""
 
     def forget(request: pb.GenerateRequest) -> None:
         getattr(request, group).ClearField(field)
 
-    return Lie(request=forget)
+    return ProxyChanges(request=forget)
 
 
-def answering(change: Callable[[Any], None]) -> Lie:
-    return Lie(response=change)
+def answering(change: Callable[[Any], None]) -> ProxyChanges:
+    return ProxyChanges(response=change)
 
 
 def other_seed(request: pb.GenerateRequest) -> None:
@@ -258,16 +258,16 @@ def garbled(response: Any) -> None:
 
 
 # The name of a check, and behind a blank what is lied about.
-LIES: Mapping[str, Lie] = {
-    "greedy": Lie(request=warm),
+LIES: Mapping[str, ProxyChanges] = {
+    "greedy": ProxyChanges(request=warm),
     "text-of-tokens": answering(garbled),
-    "max-tokens": Lie(request=one_more),
+    "max-tokens": ProxyChanges(request=one_more),
     "stop-token": without("stopping", "stop_token_ids"),
-    "stop-string": Lie(
+    "stop-string": ProxyChanges(
         request=lambda request: setattr(request.stopping, "include_stop_string", True)
     ),
     "min-tokens": without("stopping", "min_tokens"),
-    "seed": Lie(request=other_seed),
+    "seed": ProxyChanges(request=other_seed),
     "logprobs": answering(no_logprobs),
     "logit-bias": without("sampling", "logit_bias"),
     "top-k": without("sampling", "top_k"),
@@ -278,7 +278,7 @@ LIES: Mapping[str, Lie] = {
     "penalties frequency": without("sampling", "frequency_penalty"),
     "outputs": without("sampling", "num_outputs"),
     "prefix-reuse": answering(nothing_cached),
-    "unsupported": Lie(request=lambda request: request.ClearField("chat_prompt")),
+    "unsupported": ProxyChanges(request=lambda request: request.ClearField("chat_prompt")),
     "priority": without("scheduling", "priority"),
 }
 
@@ -292,9 +292,9 @@ async def test_every_kind_of_wrong_response_is_detected() -> None:
         lying_proxy(service.address) as proxy,
         Client(proxy.address, retry=NO_RETRY) as client,
     ):
-        for name, lie in LIES.items():
-            for reported, found in ((Lie(), honest), (lie, lying)):
-                proxy.lie = reported
+        for name, changes in LIES.items():
+            for reported, found in ((ProxyChanges(), honest), (changes, lying)):
+                proxy.changes = reported
                 found[name] = await outcome_of(name.split()[0], client, proxy.address)
 
     assert honest == dict.fromkeys(LIES, "PASS")

@@ -21,11 +21,13 @@ gaps_s = st.one_of(st.just(0.0), st.floats(0.0, 3.0), st.floats(0.0, 200.0))
 limits = st.integers(1, 200)
 
 
-def let_in(accounts: QuotaAccounts, key: int, prompt: int, now: float, tenant: str = "a") -> bool:
+def admit_and_end(
+    accounts: QuotaAccounts, key: int, prompt: int, now: float, tenant: str = "a"
+) -> bool:
     """Admit and end a request of `prompt` tokens, if the quota allows it; return whether it did."""
     if accounts.breach_of(tenant, prompt, 1, now) is not None:
         return False
-    accounts.take_in(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
+    accounts.charge_request(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
     accounts.release(tenant)
     return True
 
@@ -50,7 +52,7 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
         now += gap_s
         # What is more than a minute's worth by itself has a separate law, below.
         prompt = min(prompt, limit)
-        if let_in(accounts, key, prompt, now):
+        if admit_and_end(accounts, key, prompt, now):
             used.append((now, prompt if is_tokens else 1))
     times = np.array([at_s for at_s, _ in used])
     sums = np.cumsum([0, *(count for _, count in used)])
@@ -76,7 +78,7 @@ def test_the_accounts_equal_two_token_buckets(
     accounts = QuotaAccounts({}, quota)
     most = {"requests": float(requests or 0), "tokens": float(tokens or 0)}
     level, now = dict(most), 0.0
-    accounts.take_in(make_spec(9999, 1, tenant="a", hashed=False), 1, INDEX, now)
+    accounts.charge_request(make_spec(9999, 1, tenant="a", hashed=False), 1, INDEX, now)
     level["requests"] -= 1.0
     level["tokens"] -= 1.0
     charged = list[RequestSpec]()
@@ -99,10 +101,10 @@ def test_the_accounts_equal_two_token_buckets(
             (level["requests"] - 1.0) / most["requests"] if requests else 1.0,
             (level["tokens"] - min(count, most["tokens"])) / most["tokens"] if tokens else 1.0,
         )
-        is_let_in = let_in(accounts, key, count, now)
+        is_admitted = admit_and_end(accounts, key, count, now)
         if abs(spare) > MARGIN:
-            assert is_let_in is (spare > 0.0)
-        if is_let_in:
+            assert is_admitted is (spare > 0.0)
+        if is_admitted:
             level["requests"] -= 1.0
             level["tokens"] -= count
             charged.append(make_spec(key, count, tenant="a", hashed=False))
@@ -135,7 +137,7 @@ def test_a_request_that_waits_its_retry_time_is_admitted(
             if 0.01 * breach.retry_after_s > MARGIN:
                 assert accounts.breach_of("a", prompt, 1, early_s) is not None
             now += breach.retry_after_s
-        assert let_in(accounts, key, prompt, now)
+        assert admit_and_end(accounts, key, prompt, now)
         accounts.charge_outputs(np.full(num_outputs, INDEX, dtype=np.int32), now)
 
 
@@ -152,8 +154,8 @@ def test_a_tenant_without_a_quota_is_never_rejected(
     now = 0.0
     for key, (tenant, gap_s, prompt) in enumerate(arrivals, start=1):
         now += gap_s
-        is_let_in = let_in(accounts, key, prompt, now, tenant)
-        assert is_let_in or tenant not in "ab"
+        is_admitted = admit_and_end(accounts, key, prompt, now, tenant)
+        assert is_admitted or tenant not in "ab"
         assert accounts.faults({}) == []
 
 

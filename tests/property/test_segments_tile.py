@@ -24,21 +24,21 @@ STEPS = st.lists(
 def play(clock: PhaseClock, step: str, now_s: float, num_tokens: int) -> None:
     match step:
         case "submit":
-            clock.submit(now_s)
+            clock.note_submitted(now_s)
         case "admit":
-            clock.admit(now_s, num_cached_tokens=num_tokens, wait=Wait(other_s=now_s))
+            clock.note_admitted(now_s, num_cached_tokens=num_tokens, wait=Wait(other_s=now_s))
         case "leave":
-            clock.leave(now_s, has_more=True, num_tokens=num_tokens)
+            clock.note_stopped(now_s, has_more=True, num_tokens=num_tokens)
         case "token":
-            clock.token(now_s)
+            clock.note_token(now_s)
         case "stop":
             clock.stop(now_s)
         case "wait":
-            clock.explain(wait=Wait(slots_s=now_s))
+            clock.add_details(wait=Wait(slots_s=now_s))
         case "stay":
-            clock.explain(residency=Residency(num_steps=num_tokens))
+            clock.add_details(residency=Residency(num_steps=num_tokens))
         case _:
-            clock.find_prefix(num_tokens)
+            clock.note_prefix(num_tokens)
 
 
 @given(STEPS, st.floats(0, 5))

@@ -22,7 +22,7 @@ from support.patience import PATIENCE_S
 MAX_SEQ_LEN = 64
 
 
-class Witness:
+class CheckedExecutor:
     """An executor that forwards every call to another, and checks each result against its batch.
     `max_rows`: the largest number of rows of a batch so far.
     """
@@ -97,7 +97,7 @@ class Harness:
         self._create = create
         self._built: list[Executor] = []
 
-    def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
+    def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> CheckedExecutor:
         limits: dict[str, Any] = {
             "num_blocks": num_blocks,
             "max_num_seqs": max_num_seqs,
@@ -111,16 +111,16 @@ class Harness:
             )
             new = replace(old, max_batch_size=max_num_seqs, max_seq_len=MAX_SEQ_LEN)
             limits = {"trtllm": replace(new, kv_cache_config=pages)}
-        witness = Witness(self._create(replace(self.config, **limits)))
-        self._built.append(witness)
-        return witness
+        checked = CheckedExecutor(self._create(replace(self.config, **limits)))
+        self._built.append(checked)
+        return checked
 
     def run(
         self,
         *specs: RequestSpec,
         budget: int = 256,
         stagger: bool = False,
-        executor: Witness | None = None,
+        executor: CheckedExecutor | None = None,
         after_step: Callable[[], None] | None = None,
         **limits: int,
     ) -> list[Outcome]:
@@ -130,8 +130,8 @@ class Harness:
         `budget`: maximum number of tokens per step. `after_step` is called after every step,
         instead of a wait until the executor has a result.
         """
-        witness = executor or self.executor(**limits)
-        engine = Engine(witness, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
+        checked = executor or self.executor(**limits)
+        engine = Engine(checked, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
         outcomes = {spec.key: Outcome() for spec in specs}
         pending = list(specs)
         for turn in range(2000):

@@ -36,12 +36,12 @@ def make_executor(clock: VirtualClock, *, depth: int = 1, **limits: int) -> Simu
     )
 
 
-class _Overhearing(EngineListeners):
-    """Engine listeners that also add each step note and its measure to `flown`."""
+class _CopyingListeners(EngineListeners):
+    """Engine listeners that also add each step note and its measure to `recorded`."""
 
-    def __init__(self, flown: "Flown") -> None:
-        super().__init__(flown.writer)
-        self._flown = flown
+    def __init__(self, recorded: "RecordedEngine") -> None:
+        super().__init__(recorded.writer)
+        self._flown = recorded
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         if note is not None:
@@ -51,7 +51,7 @@ class _Overhearing(EngineListeners):
 
 
 @dataclass(slots=True, eq=False)
-class Flown:
+class RecordedEngine:
     """An engine with a flight recorder, and its events, step notes and step measures as observed
     without the recorder.
     """
@@ -77,7 +77,7 @@ class Flown:
         if self.fd < 0:
             self.fd = create_memory(self.num_steps, "test")
         self.writer = FlightWriter(self.fd, facts_of("demo", 1, executor.info, config))
-        self.engine = Engine(executor, config, self.clock, listener=_Overhearing(self))
+        self.engine = Engine(executor, config, self.clock, listener=_CopyingListeners(self))
 
     def submit(
         self, key: int, num_prompt: int, max_tokens: int, *, num_outputs: int = 1, **more: Any
@@ -128,31 +128,31 @@ class Flown:
         return {end.key: end for events in self.reported for end in events.ends}
 
 
-def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:
+def play(recorded: RecordedEngine, seed: int, num_requests: int = 60) -> RecordedEngine:
     """Run random traffic with preemptions, cancels, missed deadlines and rejections; return
-    `flown`, in which some requests are unfinished.
+    `recorded`, in which some requests are unfinished.
     """
     random = np.random.default_rng(seed)
     key = 1
     for number in range(num_requests):
         num_outputs = int(random.integers(1, 4)) if random.random() < 0.2 else 1
         is_urgent = random.random() < 0.1
-        flown.submit(
+        recorded.submit(
             key,
             int(random.integers(1, 300)) if number != 3 else 1500,  # more than the cache holds
             int(random.integers(1, 60)),
             num_outputs=num_outputs,
-            deadline_s=flown.clock() + 0.2 if is_urgent else NO_TIME,
+            deadline_s=recorded.clock() + 0.2 if is_urgent else NO_TIME,
             tenant=str(random.choice(["", "acme", "zürich"])),
             priority=int(random.integers(0, 2)),
             trace_id=random.bytes(16) if random.random() < 0.5 else b"",
         )
         key += num_outputs
         for _ in range(int(random.integers(0, 6))):
-            flown.step()
+            recorded.step()
         if random.random() < 0.2:
-            flown.engine.cancel(int(random.integers(1, key)))
-    return flown
+            recorded.engine.cancel(int(random.integers(1, key)))
+    return recorded
 
 
 def parsed(pieces: Any) -> dict[str, Any]:

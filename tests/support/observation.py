@@ -9,7 +9,7 @@ from penstock.client import ModelStats, OperationsClient, ServerStats
 from support.patience import PATIENCE_S
 from support.service import Service, started
 
-DOORS = ("--operations-port", "0", "--metrics-port", "0")
+ENDPOINT_OPTIONS = ("--operations-port", "0", "--metrics-port", "0")
 
 
 @contextlib.asynccontextmanager
@@ -20,8 +20,8 @@ async def observed(
     service.
     """
     async with (
-        started(*arguments, *DOORS, environment=environment) as service,
-        OperationsClient(await service.door("operations")) as operations,
+        started(*arguments, *ENDPOINT_OPTIONS, environment=environment) as service,
+        OperationsClient(await service.printed_address("operations")) as operations,
     ):
         yield service, operations
 

@@ -177,9 +177,9 @@ async def send_hello(call: ServedCall) -> None:
     await call.finished()
 
 
-async def speak_and_wait(call: ServedCall) -> None:
+async def send_tokens_and_wait(call: ServedCall) -> None:
     """Send some output and wait for a cancel; then send the end that the contract defines."""
-    await accept_and_speak(call)
+    await accept_and_send_tokens(call)
     await call.cancelled.wait()
     await call.finished()
 
@@ -187,7 +187,7 @@ async def speak_and_wait(call: ServedCall) -> None:
 accept: Script = ServedCall.accepted
 
 
-async def accept_and_speak(call: ServedCall) -> None:
+async def accept_and_send_tokens(call: ServedCall) -> None:
     await call.accepted()
     await call.tokens("begun")
 

@@ -86,7 +86,7 @@ class Service:
         """Wait for the first line of stderr that contains all of `texts`."""
         return await self._line(self.stderr, lambda line: all(text in line for text in texts))
 
-    async def door(self, name: str) -> str:
+    async def printed_address(self, name: str) -> str:
         """Wait until the service has printed its "operations" or "metrics" address, and return
         it.
         """

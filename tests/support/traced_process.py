@@ -75,7 +75,7 @@ def _main() -> None:
     num_requests, close_limit_s = int(sys.argv[1]), float(sys.argv[2])
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
     for number in range(1, num_requests + 1):
-        tracing.take_records([request_record(number)])
+        tracing.add_records([request_record(number)])
     sys.stdin.readline()
     begun_s = time.monotonic()
     tracing.close(close_limit_s)

@@ -72,7 +72,7 @@ class ServerStream final : public Source, private grpc::ClientReadReactor<Respon
   // server.
   static constexpr std::size_t kMaxWaiting = 4;
 
-  // Reads again after a pause. An abandoned call is read to its end, which is near.
+  // Reads again after a pause. A cancelled call is read to its end, which follows soon.
   void read_on() {
     {
       const std::lock_guard lock(mutex_);

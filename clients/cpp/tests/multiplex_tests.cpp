@@ -1,4 +1,4 @@
-// Effects of requests on one Multiplex call on each other, against a service of the test on a real
+// How requests on one Multiplex call affect each other, with a service of the test on a real
 // socket.
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>

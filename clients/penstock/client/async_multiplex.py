@@ -14,7 +14,7 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
 from penstock.client.errors import PenstockError
-from penstock.client.multiplex import Lane, Lanes, MultiplexConfig
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.own_failures import (
     client_closed,
     deadline_passed,
@@ -36,32 +36,32 @@ class AsyncMultiplexStream:
     def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
         self._call = call
         self._request = request
-        self._lane: Lane | None = None
+        self._open_request: MultiplexedRequest | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, timeout_s: float | None, traceparent: str | None) -> None:
         """Submit the request, which fails after `timeout_s` seconds; None for no timeout in this
         client. Raises ResourceExhausted if the request is too large."""
-        self._lane = self._call.submit(self._request, timeout_s, traceparent, self._wake)
+        self._open_request = self._call.submit(self._request, timeout_s, traceparent, self._wake)
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(timeout_s, self._call.expire, self._lane)
+            self._timer = loop.call_later(timeout_s, self._call.expire, self._open_request)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> pb.GenerateResponse:
-        lane = self._lane
-        if lane is None:
+        open_request = self._open_request
+        if open_request is None:
             raise StopAsyncIteration
         while True:
             try:
-                response = lane.take()
+                response = open_request.take()
             except EOFError:
                 raise StopAsyncIteration from None
             if response is not None:
-                self._call.send(lane.credit())
+                self._call.send(open_request.credit())
                 return response
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -70,7 +70,7 @@ class AsyncMultiplexStream:
         """Cancel the request if it has not ended. Returns True if it was open."""
         if self._timer is not None:
             self._timer.cancel()
-        return self._lane is not None and self._call.leave(self._lane)
+        return self._open_request is not None and self._call.leave(self._open_request)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -115,27 +115,27 @@ class AsyncMultiplexer:
     def _current(self) -> "_Call":
         now_s = self._clock()
         for call in self._calls:
-            if call.lanes.can_submit(now_s):
+            if call.requests.can_submit(now_s):
                 return call
             call.retire()
-        lanes = Lanes(self._config, opened_at_s=now_s)
-        call = _Call(self._stub.Multiplex(metadata=self._metadata), lanes, self._calls.remove)
+        requests = MultiplexedRequests(self._config, opened_at_s=now_s)
+        call = _Call(self._stub.Multiplex(metadata=self._metadata), requests, self._calls.remove)
         self._calls.append(call)
         return call
 
 
 class _Call:
-    """One Multiplex call: its requests (lanes), the commands not sent yet, and the tasks that read
+    """One Multiplex call: its requests, the commands not sent yet, and the tasks that read
     and write."""
 
     def __init__(
         self,
         call: "grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]",
-        lanes: Lanes,
+        requests: MultiplexedRequests,
         on_end: "Callable[[_Call], None]",
     ) -> None:
         self._call = call
-        self.lanes = lanes
+        self.requests = requests
         self._on_end = on_end
         self._commands: deque[pb.MultiplexRequest] = deque()
         self._is_retired = False
@@ -152,29 +152,29 @@ class _Call:
         timeout_s: float | None,
         traceparent: str | None,
         wake: Callable[[], None],
-    ) -> Lane:
-        lane, command = self.lanes.submit(
+    ) -> MultiplexedRequest:
+        open_request, command = self.requests.submit(
             request, timeout_s=timeout_s, traceparent=traceparent, wake=wake
         )
         self.send(command)
-        return lane
+        return open_request
 
     def send(self, command: pb.MultiplexRequest | None) -> None:
         """Queue a command, unless it is None or the call has ended. One task writes the commands
         one by one, as gRPC requires."""
-        if command is not None and not self.lanes.has_ended:
+        if command is not None and not self.requests.has_ended:
             self._commands.append(command)
             self._write_soon()
 
-    def expire(self, lane: Lane) -> None:
+    def expire(self, open_request: MultiplexedRequest) -> None:
         """Fail a request whose deadline passed, and cancel it on the server, unless it has
         ended."""
-        self.send(self.lanes.expire(lane))
+        self.send(self.requests.expire(open_request))
         self._end_when_unused()
 
-    def leave(self, lane: Lane) -> bool:
+    def leave(self, open_request: MultiplexedRequest) -> bool:
         """Cancel this request; its reader gets CallCancelled. Returns True if it was still open."""
-        command = self.lanes.leave(lane)
+        command = self.requests.leave(open_request)
         self.send(command)
         self._end_when_unused()
         return command is not None
@@ -185,12 +185,12 @@ class _Call:
         self._end_when_unused()
 
     async def close(self) -> None:
-        self.lanes.end(client_closed())
+        self.requests.end(client_closed())
         self._call.cancel()
         await asyncio.wait([self._reader])
 
     def _end_when_unused(self) -> None:
-        if self._is_retired and not self.lanes.num_open and not self.lanes.has_ended:
+        if self._is_retired and not self.requests.num_open and not self.requests.has_ended:
             self._write_soon()
 
     def _write_soon(self) -> None:
@@ -201,29 +201,29 @@ class _Call:
         try:
             while self._commands:
                 await self._call.write(self._commands.popleft())
-            if self._is_retired and not self.lanes.num_open:
+            if self._is_retired and not self.requests.num_open:
                 await self._call.done_writing()
         except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             # The call has ended, and the reader has the reason.
-            self.lanes.stop()
+            self.requests.stop()
             self._commands.clear()
 
     async def _read(self) -> None:
         error: PenstockError = multiplex_ended()
         try:
             async for response in self._call:
-                self.lanes.receive(response)
+                self.requests.receive(response)
                 if self._is_retired:
                     self._end_when_unused()
         except grpc.RpcError as failed:
-            self.lanes.stop()
+            self.requests.stop()
             error = await self._explained(failed)
         except PenstockError as broken:
             error = broken
         except asyncio.CancelledError:
             error = client_closed()
         finally:
-            self.lanes.end(error)
+            self.requests.end(error)
             self._commands.clear()
             self._call.cancel()
             self._on_end(self)

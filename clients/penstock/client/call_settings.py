@@ -85,8 +85,8 @@ class CallSettings:
         return (*pairs, *trace.metadata()) if trace is not None else pairs
 
     def shared_metadata(self, metadata: Metadata = ()) -> Pairs:
-        """Same as `call_metadata`, but add no trace context: requests of different traces share a
-        Multiplex call."""
+        """Same as `call_metadata`, but without a trace context, because the requests of a Multiplex
+        call may belong to different traces."""
         pairs = (*self.metadata, *metadata_pairs(metadata))
         if self.token is None or any(key == "authorization" for key, _ in pairs):
             return pairs

@@ -180,7 +180,7 @@ class Calls:
     async def _read(
         self, logical: LogicalStream, metadata: Pairs, canceller: Canceller | None
     ) -> AsyncGenerator[Event, None]:
-        async with self.pool.turn(logical.attempts.timeout_s()):
+        async with self.pool.admitted(logical.attempts.timeout_s()):
             while True:
                 reader = logical.reader
                 index, channel = self.pool.take()

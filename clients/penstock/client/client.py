@@ -115,7 +115,8 @@ class Client(ModelCalls):
             pool: Numbers of connections and of concurrent generations.
             multiplex: Send all generations of a connection over one Multiplex call.
             resume_grace_s: Seconds for which the server keeps a streamed request after its
-                connection is lost; a request may set another value. None: not at all.
+                connection is lost; a request may set another value. None: the request ends with its
+                connection.
             settings: Replaces `retry` and `metadata`, for tests that control time.
             sleep: Waits between attempts, for tests that control time.
 
@@ -298,7 +299,7 @@ class Client(ModelCalls):
         if self._calls.is_multiplexed:
             return await self._collect(message, attempts, pairs)
         request = pb.GenerateOnceRequest(generation=message)
-        async with self._calls.pool.turn(attempts.timeout_s()):
+        async with self._calls.pool.admitted(attempts.timeout_s()):
             response = await self._calls.unary(
                 lambda channel: pb.GenerationServiceStub(channel).GenerateOnce,
                 request,
@@ -383,7 +384,7 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> RequestState:
-        """Cancel a request of the caller's tenant and return its state.
+        """Cancel a request of the caller's tenant and return its state before the cancellation.
 
         A request that has ended and is still kept by the server is unchanged: its final state is
         returned. Raises `RequestNotFound` if the server does not have the request.

@@ -73,7 +73,7 @@ class Connections:
             )
 
     @asynccontextmanager
-    async def turn(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
+    async def admitted(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
         """Wait until one more generation may be sent, which counts as open inside the `with` block.
 
         Raises BacklogFull immediately if too many generations wait, DeadlineExceeded after
@@ -85,7 +85,7 @@ class Connections:
             self.require_open()
             if not self._admission.try_enter():
                 ticket = _Ticket(self._runtime.signal())
-                self._admission.wait(ticket)
+                self._admission.enqueue(ticket)
         if ticket is not None:
             await self._wait(ticket, timeout_s)
         try:

@@ -1,5 +1,5 @@
 """The base class of the client's enums. Values are protobuf enum numbers. In enums of responses,
-UNKNOWN (-1, in `HealthStatus` 0) stands for a number that this client does not know."""
+UNKNOWN (-1, in `HealthStatus` 0) stands for a number that this client does not define."""
 
 import enum
 

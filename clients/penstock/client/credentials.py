@@ -90,8 +90,8 @@ def channel_credentials(
 
 def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bool) -> None:
     """Raise ValueError for a token that is invalid or would cross a network in plain text, and
-    TypeError for another type. A token function is not called, so only the targets are checked for
-    it."""
+    TypeError unless it is a str, a function or None. A token function is not called, so only the
+    targets are checked for it."""
     if not callable(token):
         require_type(token, "token", str, None)
     if token is None:

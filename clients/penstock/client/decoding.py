@@ -101,7 +101,7 @@ def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, 
 
 
 def decode_model(message: pb.ModelInfo) -> Model:
-    """Convert the description of a model."""
+    """Convert the description of a model. Limits that the server did not report become None."""
     ready_time = message.ready_time
     return Model(
         name=message.name,
@@ -120,12 +120,12 @@ def decode_model(message: pb.ModelInfo) -> Model:
 
 
 def decode_state(value: int) -> RequestState:
-    """Convert the state of a request."""
+    """Convert the number of a request's state. An unknown number becomes UNKNOWN."""
     return decode_enum(RequestState, value)
 
 
 def decode_health(value: int) -> HealthStatus:
-    """Convert a serving status of grpc.health.v1."""
+    """Convert the number of a serving status of grpc.health.v1. An unknown one becomes UNKNOWN."""
     return decode_enum(HealthStatus, value)
 
 
@@ -139,7 +139,8 @@ def decode_usage(message: pb.TokenUsage) -> Usage:
 
 
 def decode_timings(message: pb.RequestTimings) -> Timings:
-    """Convert the timings of a request."""
+    """Convert the durations of a request's phases to seconds. An unset `ttft_duration` becomes
+    None."""
     return Timings(
         queue_s=decode_seconds(message.queue_duration),
         prefill_s=decode_seconds(message.prefill_duration),
@@ -233,7 +234,7 @@ def _output_end(message: pb.OutputEnd) -> OutputEnd:
 
 
 def decode_enum(kind: type[_EnumT], value: int) -> _EnumT:
-    """Convert an enum. An unknown value becomes UNKNOWN."""
+    """Convert a protobuf enum number to `kind`. An unknown number becomes UNKNOWN."""
     try:
         return kind(value)
     except ValueError:

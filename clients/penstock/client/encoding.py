@@ -69,7 +69,7 @@ _SAMPLING_SCALARS = (
 
 
 def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
-    """Return the message of a generation.
+    """Return the protobuf message of a generation request.
 
     Raises ValueError or TypeError, which names a field that does not fit.
     """

@@ -18,7 +18,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     +-- ResourceExhausted          see `retry_after_s`
     |   +-- QueueFull
     |   +-- QuotaExceeded
-    |   +-- ReaderStalled          the stream was not read for too long
+    |   +-- ReaderStalled          the stream was not read for too long, or is too far behind
     |   +-- BacklogFull            raised by the client: too many of its calls wait
     +-- DeadlineExceeded           see `deadline_s`
     |   +-- DeadlineUnreachable    the deadline cannot be met; see `estimate_s`, `retry_after_s`
@@ -28,7 +28,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     +-- Unimplemented
     |   +-- FeatureUnsupported     metadata["feature"] names what this server or model lacks
     +-- Internal                   an error in the server
-    |   +-- ExecutorRequestFailed  the executor failed on this request alone
+    |   +-- ExecutorRequestFailed  the executor failed on this request, not on others
     +-- Unauthenticated
     +-- PermissionDenied
     +-- OutOfRange
@@ -87,7 +87,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The known facts about a failed call.
+    """The details of a failed call.
 
     Attributes:
         code: The gRPC status.
@@ -114,10 +114,10 @@ class Failure:
 
 
 class PenstockError(Exception):
-    """A failed call. Its text has the status, reason, message, invalid fields, estimated time,
-    retry time and request id that are known.
+    """A failed call. Its text has the status and the message and, if they are set, the reason, the
+    invalid fields, the estimated time, the retry time and the request id.
 
-    If the failure has no reason and its message is a known one of gRPC, e.g. "Connection refused",
+    If the failure has no reason and its message is a common one of gRPC, e.g. "Connection refused",
     the text starts with advice on what to check.
     """
 
@@ -154,7 +154,7 @@ class PenstockError(Exception):
         return hint.format(address=address)
 
     def of_request(self, request_id: str) -> Self:
-        """Return the same failure with the id of one request."""
+        """Return a copy of this error with this request id."""
         return type(self)(replace(self.failure, request_id=request_id))
 
     @property
@@ -261,7 +261,8 @@ class ModelExists(AlreadyExists):
 
 
 class ResourceExhausted(PenstockError):
-    """A limit was reached."""
+    """A limit was reached: of the server, of a tenant's quota, of a message's size, or of this
+    client."""
 
 
 class QueueFull(ResourceExhausted):
@@ -273,7 +274,8 @@ class QuotaExceeded(ResourceExhausted):
 
 
 class ReaderStalled(ResourceExhausted):
-    """The stream was not read for too long, so the server ended it."""
+    """The client did not read the stream for too long, or left too many tokens unread, so the
+    server ended it."""
 
 
 class BacklogFull(ResourceExhausted):
@@ -282,7 +284,8 @@ class BacklogFull(ResourceExhausted):
 
 
 class DeadlineExceeded(PenstockError):
-    """A deadline passed. `metadata["deadline"]` is its kind: ttft, total, grpc or server."""
+    """A deadline passed. If the server detected this, `metadata["deadline"]` is the kind of the
+    deadline: ttft, total, grpc or server."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -324,7 +327,7 @@ class Internal(PenstockError):
 
 
 class ExecutorRequestFailed(Internal):
-    """The executor failed on this request alone."""
+    """The executor failed on this request. Other requests are not affected."""
 
 
 class Unauthenticated(PenstockError):

@@ -184,8 +184,8 @@ class Tokens:
     Attributes:
         sequence: Number of the message in the stream, from 0.
         output_index: Which of the `n` outputs, from 0.
-        text: Text to append to the output. It may lag behind `num_tokens`: it has whole characters
-            only, and no text that may become a stop string.
+        text: Text to append to the output. It may lag behind `num_tokens`: it has only complete
+            characters, and no text that may become a stop string.
         records: One for each token; empty without `return_token_ids` and `logprobs`.
         num_tokens: Number of new tokens.
     """

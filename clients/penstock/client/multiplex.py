@@ -1,8 +1,8 @@
 """Many requests on one Multiplex call: the key of each request, its credit (the tokens that the
 server may still send), and the routing of events to requests.
 
-Stores the state of one call, for both clients. Does no I/O and has no clock. Each request has a
-lane: its received messages, and a function that wakes its reader.
+Stores the state of one call, for both clients. Does no I/O and has no clock. Each request stores
+its received messages and a function that wakes its reader.
 """
 
 from collections import deque
@@ -64,7 +64,7 @@ def multiplex_config(
     return replace(config, max_request_bytes=min(config.max_request_bytes, max_message_bytes))
 
 
-class Lane:
+class MultiplexedRequest:
     """One request on a Multiplex call: its received messages, its credit and its end.
 
     One thread may add messages while another takes them. This is safe because `take` reads whether
@@ -149,13 +149,13 @@ class Lane:
         )
 
 
-class Lanes:
+class MultiplexedRequests:
     """All requests of one Multiplex call. Not thread-safe."""
 
     def __init__(self, config: MultiplexConfig, *, opened_at_s: float) -> None:
         self._config = config
         self._expires_s = opened_at_s + config.max_call_age_s
-        self._lanes: dict[int, Lane] = {}
+        self._requests: dict[int, MultiplexedRequest] = {}
         self._left: set[int] = set()
         self._next_key: int = 1
         self._is_draining = False
@@ -164,7 +164,7 @@ class Lanes:
     @property
     def num_open(self) -> int:
         """Number of open requests, without cancelled and expired ones."""
-        return len(self._lanes)
+        return len(self._requests)
 
     def can_submit(self, now_s: float) -> bool:
         """Return whether this call accepts new requests."""
@@ -177,8 +177,8 @@ class Lanes:
         timeout_s: float | None,
         traceparent: str | None,
         wake: Callable[[], None],
-    ) -> tuple[Lane, pb.MultiplexRequest]:
-        """Open a lane; return it and the command that starts its request.
+    ) -> tuple[MultiplexedRequest, pb.MultiplexRequest]:
+        """Register a new request; return it and the command that starts it.
 
         `timeout_s` becomes the request's total_timeout, unless the request has an earlier one.
         Raises ResourceExhausted for a request that is too large, without effect on other requests.
@@ -198,63 +198,65 @@ class Lanes:
         num_bytes = command.ByteSize()
         if num_bytes > self._config.max_request_bytes:
             raise request_too_large(num_bytes, self._config.max_request_bytes)
-        lane = Lane(key, window_tokens, wake)
-        self._lanes[key] = lane
-        return lane, command
+        request = MultiplexedRequest(key, window_tokens, wake)
+        self._requests[key] = request
+        return request, command
 
     def stop(self) -> None:
         """Accept no new requests. Open requests continue."""
         self._is_draining = True
 
     def receive(self, response: pb.MultiplexResponse) -> None:
-        """Distribute the events of one message to the lanes. Raises StreamBroken for an unknown
-        key."""
-        lanes = self._lanes
+        """Distribute the events of one message to their requests. Raises StreamBroken for an
+        unknown key."""
+        requests = self._requests
         for event in response.events:
             key = event.key
-            lane = lanes.get(key)
-            if lane is None:
+            request = requests.get(key)
+            if request is None:
                 self._receive_late(event)
             elif event.HasField("response"):
-                if lane.put(event.response):
-                    del lanes[key]
-                lane.wake()
+                if request.put(event.response):
+                    del requests[key]
+                request.wake()
             elif event.HasField("error"):
-                del lanes[key]
-                error = error_from_status(event.error, request_id=lane.request_id)
+                del requests[key]
+                error = error_from_status(event.error, request_id=request.request_id)
                 self._is_draining |= isinstance(error, Draining)
-                lane.fail(error)
-                lane.wake()
+                request.fail(error)
+                request.wake()
 
-    def leave(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Cancel the request of this lane. Returns the command that cancels it on the server; None
+    def leave(self, request: MultiplexedRequest) -> pb.MultiplexRequest | None:
+        """Cancel this request. Returns the command that cancels it on the server; None
         if it has ended.
 
         A reader in another thread or task gets CallCancelled.
         """
-        return self._drop(lane, request_cancelled(lane.request_id))
+        return self._drop(request, request_cancelled(request.request_id))
 
-    def expire(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Fail the request of a lane, because its deadline passed. Returns the command that cancels
+    def expire(self, request: MultiplexedRequest) -> pb.MultiplexRequest | None:
+        """Fail a request, because its deadline passed. Returns the command that cancels
         it on the server; None if it has ended."""
-        return self._drop(lane, deadline_passed(lane.request_id))
+        return self._drop(request, deadline_passed(request.request_id))
 
-    def _drop(self, lane: Lane, error: PenstockError) -> pb.MultiplexRequest | None:
-        if self._lanes.pop(lane.key, None) is None:
+    def _drop(
+        self, request: MultiplexedRequest, error: PenstockError
+    ) -> pb.MultiplexRequest | None:
+        if self._requests.pop(request.key, None) is None:
             return None
-        self._left.add(lane.key)
-        lane.fail(error, is_urgent=True)
-        lane.wake()
-        return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=lane.key))
+        self._left.add(request.key)
+        request.fail(error, is_urgent=True)
+        request.wake()
+        return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=request.key))
 
     def end(self, error: PenstockError) -> None:
         """End the call: open requests fail with `error`, each with its own request id."""
         self.has_ended = True
-        lanes = tuple(self._lanes.values())
-        self._lanes.clear()
-        for lane in lanes:
-            lane.fail(error.of_request(lane.request_id))
-            lane.wake()
+        requests = tuple(self._requests.values())
+        self._requests.clear()
+        for request in requests:
+            request.fail(error.of_request(request.request_id))
+            request.wake()
 
     def _receive_late(self, event: pb.MultiplexEvent) -> None:
         """Ignore an event of a cancelled or expired request, and forget the request at its last

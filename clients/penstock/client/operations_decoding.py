@@ -53,7 +53,7 @@ def decode_stats(message: pb.ServerStats) -> ServerStats:
 
 
 def decode_live_request(message: pb.LiveRequest) -> LiveRequest:
-    """Convert one live request."""
+    """Convert one live request. An unset queue position or deadline becomes None."""
     has_position = message.HasField("queue_position")
     return LiveRequest(
         request_id=message.request_id,
@@ -83,7 +83,7 @@ def decode_live_request(message: pb.LiveRequest) -> LiveRequest:
 
 
 def decode_step(message: pb.StepRecord) -> StepRecord:
-    """Convert one step of a flight record."""
+    """Convert one step of a flight record, the log of an engine's last steps."""
     return StepRecord(
         step=message.step,
         launch_s=_moment_s(message.launch_time),

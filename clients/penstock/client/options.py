@@ -75,7 +75,7 @@ class OutputOptions:
     """The content of the stream, and how it is split into messages.
 
     Attributes:
-        logprobs: Log-probabilities of output tokens: 0 for the sampled token alone, k for the k
+        logprobs: Log-probabilities of output tokens: 0 for only the sampled token, k for the k
             most likely tokens as well. Default: none.
         prompt_logprobs: The same for the tokens of the prompt, in `PromptEcho`. Default: none.
         return_token_ids: Deliver token ids in `Tokens.records`.

@@ -163,7 +163,7 @@ class Admission(Generic[TicketT]):
         self.num_open += 1
         return True
 
-    def wait(self, ticket: TicketT) -> None:
+    def enqueue(self, ticket: TicketT) -> None:
         """Add the ticket of a call to the backlog. Raises BacklogFull if too many calls wait."""
         if len(self._waiting) >= self._max_waiting:
             raise backlog_full(self.num_open, len(self._waiting))

@@ -73,6 +73,6 @@ def _has_retries(method: Any) -> bool:
     return "retryPolicy" in method or "hedgingPolicy" in method
 
 
-def _require(is_so: bool, complaint: str) -> None:
-    if not is_so:
-        raise ValueError(f"service_config: {complaint}")
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(f"service_config: {message}")

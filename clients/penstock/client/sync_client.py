@@ -43,8 +43,8 @@ class SyncClient(BlockingAdapter[Client]):
 
     It has the methods of `Client`, with iterators instead of asynchronous iterators, and raises the
     same exceptions. Leaving an iterator early cancels the request; with `contextlib.closing` it is
-    cancelled immediately. A program that continues after Ctrl-C uses `Client`: a KeyboardInterrupt
-    may leave a lock of gRPC's blocking stream held, and later calls hang.
+    cancelled immediately. A program that continues after Ctrl-C should use `Client`: a
+    KeyboardInterrupt may leave a lock of gRPC's blocking stream held, and later calls hang.
     """
 
     def __init__(  # noqa: PLR0913 - each is one choice of the caller

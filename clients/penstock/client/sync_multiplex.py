@@ -15,7 +15,7 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
 from penstock.client.errors import PenstockError
-from penstock.client.multiplex import Lane, Lanes, MultiplexConfig
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.own_failures import (
     client_closed,
     deadline_passed,
@@ -30,10 +30,14 @@ class SyncMultiplexStream:
     call."""
 
     def __init__(
-        self, call: "_Call", lane: Lane, has_updates: threading.Event, timeout_s: float | None
+        self,
+        call: "_Call",
+        open_request: MultiplexedRequest,
+        has_updates: threading.Event,
+        timeout_s: float | None,
     ) -> None:
         self._call = call
-        self._lane = lane
+        self._open_request = open_request
         self._has_updates = has_updates
         self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -42,27 +46,27 @@ class SyncMultiplexStream:
 
     async def __anext__(self) -> pb.GenerateResponse:
         try:
-            response = self._lane.take()
+            response = self._open_request.take()
             while response is None:
                 # In this order, no message between the two statements is missed.
                 self._has_updates.clear()
-                response = self._lane.take()
+                response = self._open_request.take()
                 if response is None:
                     self._wait()
         except EOFError:
             raise StopAsyncIteration from None
-        self._call.send(self._lane.credit())
+        self._call.send(self._open_request.credit())
         return response
 
     def cancel(self) -> bool:
         """Cancel the request if it has not ended, from any thread. Returns True if it was open."""
-        return self._call.leave(self._lane)
+        return self._call.leave(self._open_request)
 
     def _wait(self) -> None:
         if self._expires_s is None:
             self._has_updates.wait()
         elif not self._has_updates.wait(max(0.0, self._expires_s - time.monotonic())):
-            self._call.expire(self._lane)
+            self._call.expire(self._open_request)
 
 
 class SyncMultiplexer:
@@ -100,21 +104,23 @@ class SyncMultiplexer:
             if self._is_closed:
                 raise client_closed()
             for call in tuple(self._calls):
-                lane = call.submit(request, timeout_s, traceparent, has_updates.set, now_s)
-                if lane is not None:
+                open_request = call.submit(request, timeout_s, traceparent, has_updates.set, now_s)
+                if open_request is not None:
                     break
                 call.retire()
             else:
-                lanes = Lanes(self._config, opened_at_s=now_s)
-                call = _Call(self._stub, self._metadata, lanes, self._forget)
+                requests = MultiplexedRequests(self._config, opened_at_s=now_s)
+                call = _Call(self._stub, self._metadata, requests, self._forget)
                 self._calls.append(call)
                 try:
-                    lane = call.submit(request, timeout_s, traceparent, has_updates.set, now_s)
+                    open_request = call.submit(
+                        request, timeout_s, traceparent, has_updates.set, now_s
+                    )
                 finally:
                     call.start()
-        if lane is None:
+        if open_request is None:
             raise multiplex_ended()
-        return SyncMultiplexStream(call, lane, has_updates, timeout_s)
+        return SyncMultiplexStream(call, open_request, has_updates, timeout_s)
 
     async def close(self) -> None:
         """Cancel the calls. Readers of open requests get CallCancelled."""
@@ -130,17 +136,17 @@ class SyncMultiplexer:
 
 
 class _Call:
-    """One Multiplex call: its requests (lanes), the commands not sent yet, and the thread that
+    """One Multiplex call: its requests, the commands not sent yet, and the thread that
     reads it."""
 
     def __init__(
         self,
         stub: pb.GenerationServiceStub,
         metadata: Pairs,
-        lanes: Lanes,
+        requests: MultiplexedRequests,
         on_end: "Callable[[_Call], None]",
     ) -> None:
-        self._lanes = lanes
+        self._requests = requests
         self._lock = threading.Lock()
         self._on_end = on_end
         self._is_retired = False
@@ -160,34 +166,34 @@ class _Call:
         traceparent: str | None,
         wake: Callable[[], None],
         now_s: float,
-    ) -> Lane | None:
+    ) -> MultiplexedRequest | None:
         """Start a request; return None if this call accepts no more requests. Raises
         ResourceExhausted if the request is too large."""
         with self._lock:
-            if not self._lanes.can_submit(now_s):
+            if not self._requests.can_submit(now_s):
                 return None
-            lane, command = self._lanes.submit(
+            open_request, command = self._requests.submit(
                 request, timeout_s=timeout_s, traceparent=traceparent, wake=wake
             )
             self._commands.put(command)
-        return lane
+        return open_request
 
     def send(self, command: pb.MultiplexRequest | None) -> None:
         """Queue a command, if there is one."""
         if command is not None:
             self._commands.put(command)
 
-    def expire(self, lane: Lane) -> None:
+    def expire(self, open_request: MultiplexedRequest) -> None:
         """Fail a request whose deadline passed, and cancel it on the server, unless it has
         ended."""
         with self._lock:
-            self.send(self._lanes.expire(lane))
+            self.send(self._requests.expire(open_request))
             self._end_when_unused()
 
-    def leave(self, lane: Lane) -> bool:
+    def leave(self, open_request: MultiplexedRequest) -> bool:
         """Cancel this request; its reader gets CallCancelled. Returns True if it was still open."""
         with self._lock:
-            command = self._lanes.leave(lane)
+            command = self._requests.leave(open_request)
             self.send(command)
             self._end_when_unused()
         return command is not None
@@ -202,12 +208,12 @@ class _Call:
         """Cancel the call, fail its open requests with CallCancelled, and wait for the reading
         thread."""
         with self._lock:
-            self._lanes.end(client_closed())
+            self._requests.end(client_closed())
         self._call.cancel()
         self._reader.join()
 
     def _end_when_unused(self) -> None:
-        if self._is_retired and not self._lanes.num_open and not self._lanes.has_ended:
+        if self._is_retired and not self._requests.num_open and not self._requests.has_ended:
             self._commands.put(None)
 
     def _read(self) -> None:
@@ -215,7 +221,7 @@ class _Call:
         try:
             for response in self._call:
                 with self._lock:
-                    self._lanes.receive(response)
+                    self._requests.receive(response)
                     if self._is_retired:
                         self._end_when_unused()
         except grpc.RpcError as failed:
@@ -224,7 +230,7 @@ class _Call:
             error = broken
         finally:
             with self._lock:
-                self._lanes.end(error)
+                self._requests.end(error)
             self._call.cancel()
             self._commands.put(None)
             self._on_end(self)

@@ -12,7 +12,7 @@ import {
 } from "@bufbuild/protobuf";
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { encode } from "./encoding.js";
-import { callCancelled, unlessAsked } from "./errors.js";
+import { callCancelled, cancelledToUnavailable } from "./errors.js";
 import {
   CancelRequestSchema,
   GenerateOnceRequestSchema,
@@ -134,7 +134,10 @@ export class Client {
     return this.#stream(undefined, plan, options);
   }
 
-  /** Cancels a request, regardless of the client that submitted it. Returns its state before. */
+  /**
+   * Cancels a request of the caller's tenant, regardless of the client that submitted it. Returns
+   * its state before the cancellation.
+   */
   async cancel(requestId: string, options: CallOptions = {}): Promise<RequestState> {
     const message = create(CancelRequestSchema, { requestId });
     return (await this.#control(GenerationService.method.cancel, message, options)).state;
@@ -270,7 +273,7 @@ export class Client {
         if (signal?.aborted)
           throw callCancelled("the caller cancelled the call", "", signal.reason);
         if (this.#transport.isClosed) throw callCancelled("the client was closed", "", failed);
-        const error = unlessAsked(errorFrom(failed));
+        const error = cancelledToUnavailable(errorFrom(failed));
         const delayMs = attempts.delayAfter(error, false);
         if (delayMs === undefined) throw error;
         await this.#sleep(delayMs, signal);

@@ -15,7 +15,7 @@ export interface FieldViolation {
   readonly description: string;
 }
 
-/** The known facts about a failed call. Fields that are not set are empty. */
+/** The details of a failed call. Fields that are not set are empty. */
 export interface Failure {
   readonly code: Status;
   readonly message: string;
@@ -112,7 +112,7 @@ export function requestTooLarge(numBytes: number, maxBytes: number): PenstockErr
  * client, to UNAVAILABLE. A server that shuts down cancels calls that have no handler yet. An error
  * with a reason was sent deliberately and is not converted.
  */
-export function unlessAsked(error: PenstockError): PenstockError {
+export function cancelledToUnavailable(error: PenstockError): PenstockError {
   if (error.code !== Status.CANCELLED || error.reason !== "") return error;
   const message = "the server or a proxy cancelled the call, not this client";
   return error.with({ code: Status.UNAVAILABLE, message });

@@ -5,7 +5,7 @@
  */
 
 import type { Metadata } from "@grpc/grpc-js";
-import { callCancelled, unlessAsked, type PenstockError } from "./errors.js";
+import { callCancelled, cancelledToUnavailable, type PenstockError } from "./errors.js";
 import type { GenerateResponse } from "./generated/penstock/v1/generation_service_pb.js";
 import type { Recovery, ResumePoint } from "./resume.js";
 import type { Attempts } from "./retry.js";
@@ -25,7 +25,7 @@ export interface StreamSource {
   isClosed(): boolean;
 }
 
-/** The known facts about a stream before its first attempt. */
+/** The parameters of a stream, which are the same for all its attempts. */
 export interface StreamPlan {
   readonly attempts: Attempts;
   readonly recovery: Recovery;
@@ -113,7 +113,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
       }
     } finally {
       signal?.removeEventListener("abort", onAbort);
-      if (isLeft && this.#livesOn()) await this.#source.cancelRequest(this.requestId);
+      if (isLeft && this.#outlivesCall()) await this.#source.cancelRequest(this.requestId);
     }
   }
 
@@ -138,7 +138,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
   }
 
   /** Returns whether the server continues the request although its stream is not read. */
-  #livesOn(): boolean {
+  #outlivesCall(): boolean {
     const { requestId, isFinished } = this.#reader;
     const isKnown = requestId !== "" && !isFinished;
     return isKnown && this.#plan.recovery.isPossible && !this.#source.isClosed();
@@ -158,7 +158,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     if (this.#abort.signal.aborted) return this.#cancelled(failed);
     if (this.#source.isClosed()) return callCancelled("the client was closed", requestId, failed);
     const error = errorFrom(failed, requestId);
-    return requestId === "" ? unlessAsked(error) : error;
+    return requestId === "" ? cancelledToUnavailable(error) : error;
   }
 
   #cancelled(cause?: unknown): PenstockError {

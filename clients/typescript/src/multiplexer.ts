@@ -9,10 +9,10 @@ import { durationFromMs, durationMs } from "@bufbuild/protobuf/wkt";
 import { status as Codes, type ClientDuplexStream, type Metadata } from "@grpc/grpc-js";
 import { encode } from "./encoding.js";
 import {
+  cancelledToUnavailable,
   deadlinePassed,
   multiplexEnded,
   requestTooLarge,
-  unlessAsked,
   type PenstockError,
 } from "./errors.js";
 import {
@@ -44,7 +44,8 @@ export interface MultiplexOptions {
   readonly windowTokens?: number;
   /**
    * After this time new requests use a new call, and the old call ends with its last request, so
-   * that no call exceeds the maximum connection age (about 1800 s at servers). Default 1,200,000.
+   * that no call exceeds the server's maximum connection age, by default about 1800 s. Default
+   * 1,200,000.
    */
   readonly maxCallAgeMs?: number;
   /**
@@ -255,5 +256,5 @@ function multiplexError(error: PenstockError): PenstockError {
   if (error.code === Codes.UNIMPLEMENTED && error.reason === "") {
     return error.with({ message: "the server does not offer Multiplex" });
   }
-  return unlessAsked(error);
+  return cancelledToUnavailable(error);
 }

@@ -102,13 +102,13 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     needs it.
     """
     ERROR_REASON_EXECUTOR_REQUEST_FAILED: _ErrorReason.ValueType  # 17
-    """INTERNAL. The executor failed on this request alone."""
+    """INTERNAL. The executor failed on this request. Other requests are not affected."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 18
     """INTERNAL. An error in the server."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 19
     """UNAUTHENTICATED. Credentials are missing or invalid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 20
-    """PERMISSION_DENIED. The credentials do not allow this."""
+    """PERMISSION_DENIED. The credentials do not permit this call."""
     ERROR_REASON_SEQUENCE_UNAVAILABLE: _ErrorReason.ValueType  # 21
     """OUT_OF_RANGE. Resume cannot continue the stream at this position. There are three cases:
     ResumeRequest.received_token_counts has more outputs or tokens than the request can have;
@@ -218,13 +218,13 @@ Metadata: feature, a field name of ModelFeatures; field, the path of the request
 needs it.
 """
 ERROR_REASON_EXECUTOR_REQUEST_FAILED: ErrorReason.ValueType  # 17
-"""INTERNAL. The executor failed on this request alone."""
+"""INTERNAL. The executor failed on this request. Other requests are not affected."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 18
 """INTERNAL. An error in the server."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 19
 """UNAUTHENTICATED. Credentials are missing or invalid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 20
-"""PERMISSION_DENIED. The credentials do not allow this."""
+"""PERMISSION_DENIED. The credentials do not permit this call."""
 ERROR_REASON_SEQUENCE_UNAVAILABLE: ErrorReason.ValueType  # 21
 """OUT_OF_RANGE. Resume cannot continue the stream at this position. There are three cases:
 ResumeRequest.received_token_counts has more outputs or tokens than the request can have;

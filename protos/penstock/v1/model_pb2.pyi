@@ -241,7 +241,9 @@ class ModelLimits(google.protobuf.message.Message):
     max_pending_requests: builtins.int
     """Requests waiting in the queue of this model."""
     max_pending_tokens: builtins.int
-    """Prompt tokens waiting in the queue of this model."""
+    """Limit of the prompt tokens that wait in the queue of this model, with the tokens that preempted
+    requests generated.
+    """
     @property
     def max_resume_timeout(self) -> google.protobuf.duration_pb2.Duration:
         """Maximum of GenerateRequest.resume_timeout. Zero: requests cannot be resumed."""
@@ -375,7 +377,9 @@ class KeepalivePolicy(google.protobuf.message.Message):
 
     @property
     def max_connection_age(self) -> google.protobuf.duration_pb2.Duration:
-        """Age at which the server asks the client to open another connection. Open calls continue."""
+        """Age at which the server sends GOAWAY, so that the client opens another connection for new calls.
+        Open calls continue.
+        """
 
     @property
     def max_connection_age_grace(self) -> google.protobuf.duration_pb2.Duration:

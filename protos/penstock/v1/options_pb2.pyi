@@ -230,7 +230,7 @@ class OutputOptions(google.protobuf.message.Message):
     """
     return_token_ids: builtins.bool
     """Fill TokenDelta.records, and with `echo` also PromptEcho.records, with the ids of the tokens.
-    For TokenDelta.records implied by `logprobs`.
+    `logprobs` fills TokenDelta.records even without this option.
     """
     echo: builtins.bool
     """Deliver the prompt in GenerateResponse.prompt before the first output."""

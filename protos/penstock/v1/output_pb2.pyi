@@ -363,8 +363,8 @@ Global___TokenUsage: typing_extensions.TypeAlias = TokenUsage
 @typing.final
 class RequestTimings(google.protobuf.message.Message):
     """The time of a request in each phase, on the server's clock. total_duration is longer than the sum
-    of queue, prefill and decode, by the time that the front process takes to prepare the request
-    and to deliver its output.
+    of queue, prefill and decode, by the time that the front process, which serves the client, takes
+    to prepare the request and to deliver its output.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -552,7 +552,9 @@ class StepRecord(google.protobuf.message.Message):
     num_waiting: builtins.int
     """Outputs in the queue."""
     num_waiting_tokens: builtins.int
-    """Prompt tokens in the queue."""
+    """Tokens of the outputs in the queue: their prompts, and the tokens that they generated before a
+    preemption.
+    """
     num_admitted: builtins.int
     """Outputs admitted."""
     num_preempted: builtins.int

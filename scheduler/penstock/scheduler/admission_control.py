@@ -53,7 +53,8 @@ class AdmissionControl:
     def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
         """Return the queue estimate for one request, given its outputs in order.
 
-        If the request is not admitted, the estimate contains the rejection.
+        If the request is not admitted, the estimate contains the rejection. Sets `is_trial` and
+        `is_new` of the outputs.
         """
         leader = requests[0]
         reason = self._validate([request.spec for request in requests])
@@ -86,12 +87,12 @@ class AdmissionControl:
         if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
             return FailureReason.REQUEST_ID_IN_USE
         for spec in specs:
-            reason = self._fits(spec)
+            reason = self._size_failure(spec)
             if reason is not None:
                 return reason
         return None
 
-    def _fits(self, spec: RequestSpec) -> FailureReason | None:
+    def _size_failure(self, spec: RequestSpec) -> FailureReason | None:
         """Return the failure reason if this output cannot run even on an idle engine, else None."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG

@@ -26,14 +26,14 @@ class Batch:
     step (pipeline depth 2: its value has not been collected yet).
 
     `sampled_slots` int32 [m]: the slots that sample a token, in row order: all decode rows, and the
-    prefill rows that end with the last known token.
+    prefill rows that compute the last token that their request has so far.
 
     The arrays change after `launch` returns: an executor must read or copy what it needs before
     that. A batch without rows only releases slots; its result is empty.
 
     Attributes:
-        admitted: Requests that got a slot since the last batch (`request.slot`). Handle `released`
-            first.
+        admitted: Requests that got a slot since the last batch (`request.slot`). An executor must
+            process `released` first, because a released slot may be assigned again.
         released: Slots released since the last batch, including those assigned again.
         num_used_blocks: Blocks of running requests, shared ones counted once.
         num_old_blocks: `num_used_blocks` before this step allocated blocks.
@@ -121,8 +121,8 @@ class StepResult:
 
     Attributes:
         slots: int32 [m], usually the object `batch.sampled_slots`.
-        tokens: int32. One per slot when `counts` is None; otherwise `counts[i]` tokens for
-            `slots[i]`, concatenated.
+        tokens: int32 [m], one per slot, when `counts` is None; otherwise int32 [sum of counts]:
+            `counts[i]` tokens for `slots[i]`, concatenated.
         counts: int32 [m], number of tokens of each slot; None for one each. 0 is allowed: the slot
             is scheduled again. If a count is above one, the keys and values of all but the last
             token are in the slot's blocks. Counts require a pipeline depth of 1.

@@ -117,7 +117,7 @@ class BatchAdmission:
                 self._blocks.num_left,
             )
             return WaitReason.BLOCKS
-        return self._lack(budget, is_too_long=is_too_long)
+        return self._wait_reason(budget, is_too_long=is_too_long)
 
     def admit_under_share(
         self,
@@ -180,7 +180,7 @@ class BatchAdmission:
         running = self._running
         return running.has_free_slot and len(running) < self._sizing.max_num_running
 
-    def _lack(self, budget: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
+    def _wait_reason(self, budget: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
         """Return why the remaining requests are not admitted, other than for lack of blocks.
 
         `is_too_long`: the next request needs more tokens than the remaining budget.
@@ -262,13 +262,13 @@ class BatchAdmission:
         num_left = self._blocks.num_left
         # At least the last token's block is never cached. A request behind the head is not matched
         # again while fewer blocks are free than it needed at its last attempt.
-        if num_left < (1 if is_first else max(1, request.num_blocks_short)):
+        if num_left < (1 if is_first else max(1, request.num_blocks_needed)):
             return None
         matched = self._cache.match(request)
         num_wanted = self._blocks.num_taken(request, matched)
         if num_wanted <= num_left:
             return matched
-        request.num_blocks_short = num_wanted
+        request.num_blocks_needed = num_wanted
         return None
 
     def _may_be_passed(self, blocked: Request, now: float) -> bool:

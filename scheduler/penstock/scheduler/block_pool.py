@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Number of blocks with a reference."""
+        """Number of blocks with a reference count above zero."""
         return self.num_blocks - self.num_available
 
     def allocate(self, count: int) -> NDArray[np.int32]:
@@ -199,7 +199,9 @@ class BlockPool:
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """How many retentions were shortened, and how many blocks lost theirs."""
+        """How many retentions were shortened, and how many blocks lost theirs because of the
+        budget.
+        """
         return self._claims.cuts
 
     def level(self, block: int) -> int | None:
@@ -214,7 +216,7 @@ class BlockPool:
         tenant: str,
     ) -> None:
         """Apply the retention of a request to the `blocks` that it releases. A level of at least
-        the default, or no retention, also ends lower claims on them.
+        the default, or no retention, also ends claims below the default level on them.
         """
         claims = self._claims
         level = DEFAULT_LEVEL if retention is None else retention.level
@@ -268,7 +270,7 @@ class BlockPool:
         if self._has_standing:
             for block in numbers:
                 self._claims.drop(block)
-                self.sessions.lose(block)
+                self.sessions.remove_block(block)
 
     def faults(self) -> Faults:
         """Check the pool in small parts; yield each part's fault, or an empty string."""
@@ -277,8 +279,8 @@ class BlockPool:
             yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
     def total_faults(self) -> Faults:
-        """Check the totals and the ordered structures in small parts; yield each part's fault, or
-        an empty string.
+        """Check the totals, the cached blocks, the claims and the sessions in small parts; yield
+        each part's fault, or an empty string.
         """
         is_used = self.ref_counts > 0
         num_named = int(np.count_nonzero(self._is_hashed))

@@ -31,7 +31,8 @@ CacheChange: TypeAlias = CachedBlock | bytes
 _Content: TypeAlias = tuple[bytes, bytes]
 """Parent digest and tokens of a block.
 
-A tuple of bytes, which the garbage collector does not track, because there are many.
+A tuple of bytes, because there are many blocks and the garbage collector does not track such a
+tuple.
 """
 
 
@@ -150,7 +151,7 @@ class CacheIndex:
         return watch
 
     def unwatch(self, watch: CacheWatch) -> None:
-        """End a watch."""
+        """End a watch, so that it receives no more changes."""
         chain = self._chains[watch.salt]
         chain.watches.remove(watch)
         self._drop_if_unused(chain)

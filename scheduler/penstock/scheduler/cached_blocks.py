@@ -17,11 +17,11 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 
 
 class EvictionOrder(Protocol):
-    """The cached blocks of one level.
+    """The cached blocks of one level, in order of eviction.
 
-    `num_turns`: number of blocks of the pool released so far, at all levels. It is the logical
-    clock: the turn of a block is this count at its release. The `note_` methods are for orders that
-    learn from hits.
+    `num_turns`: how many blocks of the pool have become cached so far, at all levels. It is the
+    logical clock: the turn of a block is this count when it became cached. The `note_` methods are
+    for orders that learn from hits.
     """
 
     num_turns: int
@@ -57,7 +57,7 @@ class EvictionOrder(Protocol):
         ...
 
     def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Record the digests of used blocks whose content became known, in order of their chain."""
+        """Record the digests of used blocks that were registered, in order of their chain."""
         ...
 
     def note_shared(self, blocks: Sequence[int]) -> None:
@@ -67,7 +67,9 @@ class EvictionOrder(Protocol):
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """Record that blocks outside this order (used, or of another level) lost their content."""
+        """Record that blocks outside this order (used, or of another level) were evicted or have
+        invalid content.
+        """
         ...
 
     def faults(self) -> Faults:
@@ -172,11 +174,11 @@ class RecencyOrder:
 
 
 DEFAULT_LEVEL = DEFAULT_RETENTION_LEVEL
-"""The level of a block without a claim."""
+"""The level of a block that has no claim (see retention.py) and is not held by a session."""
 
 
 class CachedBlocks:
-    """Unused blocks whose content is known, each with a level from 0 to 100.
+    """Unused blocks whose content can be reused, each with a level from 0 to 100.
 
     `order`: the order within the default level.
     """
@@ -204,7 +206,7 @@ class CachedBlocks:
         return len(self._level_of)
 
     def level(self, block: int) -> int:
-        """Return the level of a cached block."""
+        """Return the level of a cached block; the default level for any other block."""
         return self._level_of.get(block, DEFAULT_LEVEL)
 
     def extend(self, blocks: Sequence[int], level: int = DEFAULT_LEVEL) -> None:

@@ -10,17 +10,19 @@ how long queues have persisted. Does not read the queue.
   dropped from the queue, or ended while it runs.
 - **Slowdown.** Times are predicted for the present load. Requests admitted later make them longer,
   so they are multiplied by the ratio of actual to predicted time of recent requests.
-- **Under load.** The chance under the current load must be 94 % of the chance on an idle machine,
-  on average over the recently admitted prompt tokens. A request with a lower chance is admitted if
-  the average allows it. This limits how many requests run together, so that most complete in time.
-  It also rejects long outputs while the machine is too slow for them, instead of wasting compute.
+- **Under load.** The chance under the current load must be at least 94 % of the chance on an idle
+  machine, on average over the recently admitted prompt tokens. A request with a lower chance is
+  admitted if the average allows it. This limits how many requests run together, so that most
+  complete in time. It also rejects long outputs while the machine is too slow for them, instead of
+  wasting compute.
 - **Standing queue.** A standing queue helps no request: arrivals equal departures, and every
   request has lost its queue time. So all requests end close to their deadlines, and many of them
   too late, with all of their compute wasted (the domino effect of deadline order under overload:
   Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer a tenant's queue in a
-  class has persisted, the closer a request's chance must be to the chance after a short wait, a
-  fortieth of its time to the deadline (after Nichols and Jacobson, "Controlling Queue Delay",
-  2012). A burst on a machine that is not overloaded may wait as long as the average above allows.
+  class has persisted, the closer a request's chance must be to the chance after a short wait: a
+  fortieth of its time to the deadline, or its prefill time if that is longer (after Nichols and
+  Jacobson, "Controlling Queue Delay", 2012). A burst on a machine that is not overloaded may wait
+  as long as the average above allows.
 
 A request with a short `max_tokens` keeps a chance of 1 while it waits, and these rules do not
 affect it. If only the limit can end an output, its length is known and no samples are needed.
@@ -70,7 +72,7 @@ _NO_SLOWDOWN = 3_000.0
 """Constant, in token seconds, added to the sum of predicted times, so that a few requests change
 the slowdown little.
 """
-_MAX_LINES = 4096
+_MAX_QUEUES = 4096
 _CHECK_EVERY_S = 0.25
 """Interval of the checks of running requests, seconds."""
 
@@ -78,7 +80,7 @@ _CHECK_EVERY_S = 0.25
 class TokenTime:
     """Recent mean inter-token latency of running requests.
 
-    The time divided by the number of steps with decodes, both with exponential decay. A step that
+    The duration of the steps divided by their number, both with exponential decay. A step that
     pauses decodes, to prefill for a tenant below its fair share, adds time but no step, so that
     predictions include such pauses. Idle time counts as steps of one request alone, so that a long
     prefill on an otherwise idle server does not dominate the mean.
@@ -138,33 +140,34 @@ class TokenTime:
 class StandingQueues:
     """The share of recent time in which requests waited, by tenant and class.
 
-    Sampled at arrivals: each sample covers the time since the previous arrival.
+    Sampled at arrivals: each sample covers the time since the previous arrival. A queue is
+    identified by priority class and tenant.
     """
 
-    __slots__ = ("_lines",)
+    __slots__ = ("_shares",)
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[int, str], tuple[float, float]] = {}
+        self._shares: dict[tuple[int, str], tuple[float, float]] = {}
 
-    def note_arrival(self, line: tuple[int, str], now: float, *, finds_queue: bool) -> None:
+    def note_arrival(self, queue: tuple[int, str], now: float, *, finds_queue: bool) -> None:
         """Record an arrival; `finds_queue`: requests of the same tenant and class are already
         waiting.
         """
-        share, at_s = self._lines.pop(line, (0.0, -math.inf))
+        share, at_s = self._shares.pop(queue, (0.0, -math.inf))
         gain = -math.expm1(-max(now - at_s, 0.0) / _MEMORY_S)
-        self._lines[line] = (share + gain * (finds_queue - share), now)
-        if len(self._lines) > _MAX_LINES:
-            del self._lines[next(iter(self._lines))]
+        self._shares[queue] = (share + gain * (finds_queue - share), now)
+        if len(self._shares) > _MAX_QUEUES:
+            del self._shares[next(iter(self._shares))]
 
-    def share(self, line: tuple[int, str]) -> float:
+    def share(self, queue: tuple[int, str]) -> float:
         """Return how persistent the queue of a class and tenant is: the share of recent time in
         which requests waited, divided by `_FULL_CONTENTION`, at most 1.
         """
-        return min(self._lines.get(line, (0.0, 0.0))[0] / _FULL_CONTENTION, 1.0)
+        return min(self._shares.get(queue, (0.0, 0.0))[0] / _FULL_CONTENTION, 1.0)
 
 
 class PrefillCredit:
-    """Tracks the chance that recently admitted prompts lost because of other load.
+    """Tracks how much lower the chances of recently admitted prompts are than on an idle machine.
 
     A single request may have a lower chance as long as, on average, at most `1 -
     _MIN_SHARE_UNDER_LOAD` of the prompt tokens are likely to be wasted because of other load.
@@ -204,8 +207,8 @@ class Slowdown:
     """The ratio of the actual to the predicted time that requests take after their admission.
 
     Requests are weighted by their computed prompt tokens, which are wasted if the output is late.
-    All sums decay. Once the mean age of the samples exceeds `_SLOWDOWN_MEMORY_S`, the excess over 1
-    also fades, to 0 when that age is twice as large.
+    All sums decay. Once the mean age of the samples exceeds `_SLOWDOWN_MEMORY_S`, the excess of the
+    ratio over 1 also fades linearly, to 0 at twice that age.
     """
 
     __slots__ = ("_age", "_at_s", "_predicted", "_taken")
@@ -317,8 +320,8 @@ class CompletionPredictor:
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
-        """Record that a running request ended after `num_tokens`; `is_cut`: the output was
-        truncated.
+        """Record that a running request ended after `num_tokens` output tokens; `is_cut`: no stop
+        token ended the output.
 
         An output that no stop token could have ended is not a sample.
         """
@@ -339,8 +342,8 @@ class CompletionPredictor:
         )
 
     def distribution(self, request: Request) -> LengthDistribution | None:
-        """Return the distribution of the request's output length; None without predictions, or if
-        the length is uncertain and there are too few samples.
+        """Return the distribution of the request's output length; None if predictions by
+        probability are disabled, or if the length is uncertain and there are too few samples.
         """
         spec = request.spec
         if self.min_chance <= 0.0:
@@ -481,8 +484,8 @@ class CompletionPredictor:
 
 
 def bounds_of(request: Request) -> OutputBounds:
-    """Return the bounds of the output of a waiting or new request, with the tokens generated before
-    a preemption or replay.
+    """Return the bounds of the output of a waiting or new request; `num_known`: the tokens that it
+    generated before a preemption or replay.
     """
     spec = request.spec
     return OutputBounds(

@@ -3,11 +3,11 @@
 Computes both as sums, which are the input of forecast.py.
 
 A request of a tenant under its share (fair_share.py) goes before the other requests of its class.
-Ahead of it are only higher classes, earlier requests of the same tenant, and prompts in progress of
-tenants under their share. If running requests can be preempted for it (victims.py), it waits for no
-slot and no blocks. The tenant must still be under its share with all of its requests ahead
-included. Without this special case the request would be rejected because of a queue that it
-overtakes.
+Only requests of higher classes, earlier requests of the same tenant, and prompts in progress of
+tenants under their share are ahead of it. If running requests can be preempted for it (victims.py),
+it waits neither for a slot nor for blocks. The tenant must still be under its share with all of its
+requests ahead included. Without this special case the request would be rejected because of a queue
+that it overtakes.
 """
 
 import math
@@ -107,10 +107,12 @@ class Contention:
     ) -> RunningLoad:
         """Return the part of `load` that delays a request.
 
-        `shares`: the tenants' shares if the request's tenant is under its share, else None. Prompts
-        in progress share the budget with the request while both are in prefill. Prompts whose first
-        token is due at the same time or earlier may need all of the budget (forecast.py), and are
-        counted in full.
+        `shares`: the tenants' shares if the request's tenant is under its share, else None. A
+        prompt in progress shares the budget with the request while both are in prefill, so it
+        counts with at most as many tokens as the request has to compute. Prompts whose first token
+        is due at the same time or earlier may need all of the budget (forecast.py), and are counted
+        in full. If the tenant is under its share, the load is that after preemptions
+        (`_with_place`).
         """
         under_way = self._running.prefilling()
         if shares is not None:

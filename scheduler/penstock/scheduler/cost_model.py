@@ -90,7 +90,7 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasure:
-    """A measured step: counts as in `CostModel`, and its duration in seconds.
+    """A measured step: counts as in `CostModel.step_time_s`, and its duration in seconds.
 
     A step launched while another one ran is measured from the end of that one.
     """
@@ -120,8 +120,8 @@ NUM_LATEST = 8
 """Number of latest steps of each kind that must confirm a change of the machine's speed."""
 NUM_SEEDED = 16
 SEEDED_SHARE = 0.9
-"""The window starts with NUM_SEEDED errors, each this share of `max_error`: that many steps must
-contradict the prior before their residuals count as the rule instead of as outliers.
+"""The window of recent errors starts with NUM_SEEDED errors of this share of the maximum error, so
+that a few outliers among the first steps do not move the median above the maximum.
 """
 _REGAINED_SHARE = 0.8
 
@@ -169,8 +169,8 @@ UNKNOWN_ERROR = StepError(p90=math.inf)
 class RecentErrors:
     """Relative errors of recent steps of one kind (with prefill or without).
 
-    `is_good`: whether the median magnitude is small. `last_step`: the number of the last recorded
-    step.
+    `is_good`: whether the median magnitude is at most `max_error`; when it was larger, it must
+    first fall to 0.8 `max_error`. `last_step`: the number of the last recorded step.
     """
 
     __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "last_step", "num_seen")

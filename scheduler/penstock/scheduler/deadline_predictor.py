@@ -16,8 +16,8 @@ dropped, and which values their clients receive. Does not end requests, and read
 A prefix that is cached, or that a live request may be computing, counts as a cache hit. There are
 no predictions for a self-paced executor (see `ExecutorInfo`), nor for a `time_limit`, since
 reaching it is not a failure. No request is rejected while the cost of the steps it needs (with
-prefill or without) is uncertain. If the machine is idle and the cost model is older than a second,
-the request is admitted to measure the machine again.
+prefill or without) is uncertain. If the machine is idle and the last step ended at least a second
+ago, the request is admitted to measure the machine again.
 """
 
 import math
@@ -53,7 +53,7 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
 _SPARE_STEPS = 2
-"""A prompt is urgent if it would be late after this many full steps for others."""
+"""A prompt is urgent if it would be late when this many full steps first computed other prompts."""
 _FAR = 20.0
 """A deadline is far if it leaves time for this many times the steps that the request needs."""
 
@@ -123,7 +123,9 @@ class DeadlinePredictor:
         self._max_tokens = config.max_num_batched_tokens
 
     def prepare(self, request: Request) -> None:
-        """Set the demand of a request that is about to wait, and its `recheck_s`."""
+        """Set the predicted demand and the `recheck_s` of a request that is about to wait, and add
+        its prompt to the index of live prefixes.
+        """
         spec, num_tokens = request.spec, len(request.tokens)
         request.num_blocks = self._blocks.num_held(request)
         request.num_expected_tokens = round(self._expected_tokens(request))
@@ -141,7 +143,9 @@ class DeadlinePredictor:
             request.recheck_s = min(spec.time_limit_s, self._latest_admission_s(request, matched))
 
     def forget(self, request: Request) -> None:
-        """Remove a request that has ended; a no-op if it is unknown."""
+        """Remove a request that has ended from the index of live prefixes; a no-op if it is not in
+        it.
+        """
         self._prefixes.remove(request)
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
@@ -175,7 +179,7 @@ class DeadlinePredictor:
             optimistic = replace(alone, queue_s=likely.queue_left * likely.queue_s)
             rejection = self._rejection(request, demand, load, likely, optimistic, now)
             if rejection is not None and (
-                self._prefixes.is_wanted(request, len(matched))
+                self._prefixes.may_be_computed(request, len(matched))
                 or self._is_exploring(request, rejection)
             ):
                 rejection = None
@@ -187,10 +191,11 @@ class DeadlinePredictor:
         """Return the predicted time, on the engine clock, after which a waiting request misses its
         deadlines.
 
-        NO_TIME without deadlines. A prefix that another request may compute counts as cached.
+        NO_TIME without deadlines. The earliest deadline itself if predictions are disabled, if the
+        request is a trial, or if another request may compute part of its prefix.
         """
         matched = self._cache.match(request)
-        if self._prefixes.is_wanted(request, len(matched)):
+        if self._prefixes.may_be_computed(request, len(matched)):
             return deadlines_of(request).earliest_s
         return self._latest_admission_s(request, matched)
 
@@ -207,8 +212,8 @@ class DeadlinePredictor:
         return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
 
     def limit_rejection(self, request: Request, reason: FailureReason, now: float) -> Rejection:
-        """Return the rejection for `reason` of a request that a limit of the queue excludes, with a
-        retry time if the cost of steps is known.
+        """Return the rejection for `reason` of a request that a limit of the queue or of its tenant
+        excludes, with a retry time if the cost of steps is known.
         """
         if not self._sizing.has_cost:
             return Rejection(reason=reason)
@@ -252,7 +257,8 @@ class DeadlinePredictor:
         return self._rejection(request, demand, load, likely, optimistic, now)
 
     def running_late(self, now: float) -> list[tuple[Request, Rejection]]:
-        """Return running requests whose chance to end before their deadlines is below the minimum.
+        """Return the running requests whose chance to end before their deadlines is below the
+        minimum, each with its rejection.
 
         The check runs at intervals; in between the list is empty.
         """
@@ -269,8 +275,8 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Return, by slot, the TTFT deadlines of prompts in progress that need the whole prefill
-        budget from now on to be in time.
+        """Return, by slot, the TTFT deadlines (engine clock, seconds) of prompts in progress that
+        need the whole prefill budget from now on to be in time.
 
         If several long prompts share every step, all of them may be late; computed one after the
         other, some are in time.
@@ -391,7 +397,7 @@ class DeadlinePredictor:
         self, request: Request, demand: Demand, likely: Forecast, optimistic: Forecast, now: float
     ) -> Rejection:
         """Return the rejection of a request that is late even in the `optimistic` forecast. The
-        reported values are those of `likely`.
+        reported time is the greater of both forecasts; the retry time is that of `likely`.
         """
         deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
         is_ttft = now + optimistic.ttft_s >= deadlines.ttft_s

@@ -55,7 +55,8 @@ class Engine:
         running, arrays, cache: The slots and blocks of the PROCESSING requests.
         tenants, quotas: The service that each tenant has received, and the use of its quotas.
         sizing: The cost model of a step, and the limits computed from it.
-        completion, predictor: Predict complete outputs, and missed deadlines and queue times.
+        completion: Predicts the probability that an output is complete before its deadline.
+        predictor: Predicts queue times and missed deadlines.
         launched: The steps in flight.
         events: The events that `step` has not returned yet.
         transitions: Moves requests between states.
@@ -237,8 +238,8 @@ class Engine:
     def step(self) -> StepEvents:
         """Run one step; return all events since the last call.
 
-        Returns immediately when no request can run. Exceptions of the executor propagate: the
-        executor and this engine have failed.
+        Returns without waiting if no request can run and no step is in flight. Exceptions of the
+        executor propagate: the executor and this engine have failed.
         """
         self._integrity.restart()
         if self._is_self_paced:

@@ -120,8 +120,8 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """The executor found prompt tokens in its own cache. Their number replaces the scheduler's
-    prediction.
+    """The executor found prompt tokens in its own cache. `num_cached_tokens` replaces that of
+    `Admitted`, which was a prediction.
     """
 
     key: int
@@ -182,7 +182,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepEvents:
-    """All events since the previous step, in order of effect: `changes`, tokens, `ends`.
+    """All events since the previous step, to be applied in this order: `changes`, tokens, `ends`.
 
     `keys` int64 [m] and `tokens` int32 [m]: new tokens; a key may occur several times, in order.
     `logprobs`: aligned with `tokens`, None if none were requested. `prompt_logprobs`: (key, first
@@ -201,7 +201,7 @@ class StepEvents:
 
     @property
     def is_empty(self) -> bool:
-        """True when there are no events."""
+        """Whether there are no events."""
         return not (len(self.keys) or self.changes or self.ends or self.prompt_logprobs)
 
 
@@ -221,7 +221,9 @@ class EventBuffer:
     def add_tokens(
         self, keys: NDArray[np.int64], tokens: NDArray[np.int32], logprobs: TokenLogprobs | None
     ) -> None:
-        """Add one token for each of `keys` [m]; `tokens` and `logprobs` are in the same order."""
+        """Add one token for each of `keys` int64 [m]; `tokens` and `logprobs` are in the same
+        order.
+        """
         self._keys.append(keys)
         self._tokens.append(tokens)
         if logprobs is not None:

@@ -31,8 +31,9 @@ later arrivals do not precede r. (Not counted: preempted requests, which go befo
 tenant and were admitted before, and requests that overtake a blocked head, which batch_admission.py
 bounds. A tenant at its running limit waits for its own requests.)
 
-Every heap drops stale entries when they reach the top and corrects keys that have only grown, so a
-call costs as much as a heap operation, however many requests wait.
+Keys can only grow while they are in a heap. Every heap drops stale entries and corrects outdated
+keys when they reach the top, so a call costs as much as a heap operation, however many requests
+wait.
 """
 
 import heapq
@@ -46,7 +47,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import Request
 from penstock.scheduler.tenant_counters import TenantCounters
 
-MAX_PASSED_PER_LINE = 4
+MAX_PASSED_PER_TENANT = 4
 """Requests of one tenant that are skipped (`pass_over`) before those of the next tenant are tried.
 """
 
@@ -57,10 +58,10 @@ _ByArrival: TypeAlias = tuple[float, int, int, Request]
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """The waiting requests of one tenant in one class (a line).
+class _TenantQueue:
+    """The waiting requests of one tenant in one class.
 
-    `turn_ticket` and `age_ticket` identify its valid entries in the two heaps of lines; -1 for
+    `turn_ticket` and `age_ticket` identify its valid entries in the two heaps of queues; -1 for
     none.
     """
 
@@ -99,14 +100,14 @@ class FairOrder:
         self._aging_s = config.aging_s
         self._is_aging = math.isfinite(config.aging_s)
         self._stride = config.aging_stride
-        self._lines: dict[tuple[int, int], _Line] = {}
-        # Negated priorities of the classes that have lines, most urgent first.
+        self._queues: dict[tuple[int, int], _TenantQueue] = {}
+        # Negated priorities of the classes that have queues, most urgent first.
         self._ranks: list[int] = []
-        # By negated priority: (service, ticket, line), and the number of live lines.
-        self._turns: dict[int, list[tuple[float, int, _Line]]] = {}
-        self._num_lines: dict[int, int] = {}
-        self._ages: list[tuple[float, int, _Line]] = []
-        self._held_back: dict[int, list[_Line]] = {}
+        # By negated priority: (service, ticket, queue), and the number of live queues.
+        self._turns: dict[int, list[tuple[float, int, _TenantQueue]]] = {}
+        self._num_queues: dict[int, int] = {}
+        self._ages: list[tuple[float, int, _TenantQueue]] = []
+        self._held_back: dict[int, list[_TenantQueue]] = {}
         self._tickets = itertools.count()
         self._epoch = tenants.epoch
         self._num_requests = 0
@@ -116,9 +117,9 @@ class FairOrder:
         self._goes_before_age = False
         self._aged: Request | None = None
         self._passed: set[int] = set()
-        self._stash: list[tuple[_Line, _ByDeadline]] = []
-        self._touched: list[_Line] = []
-        self._left_out: list[_Line] = []
+        self._stash: list[tuple[_TenantQueue, _ByDeadline]] = []
+        self._touched: list[_TenantQueue] = []
+        self._left_out: list[_TenantQueue] = []
 
     def __len__(self) -> int:
         return self._num_requests
@@ -127,48 +128,50 @@ class FairOrder:
         """Add a request, whose `ticket` was just set."""
         spec = request.spec
         key = (spec.priority, request.tenant)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(*key)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _TenantQueue(*key)
             self._open_class(-spec.priority)
-            self._queue_turn(line)
+            self._queue_turn(queue)
         due_s = min(request.expiry_s, spec.arrival_s + self._aging_s)
         is_fresh = request.num_preemptions == 0
         heapq.heappush(
-            line.by_deadline, (is_fresh, due_s, request.sequence, request.ticket, request)
+            queue.by_deadline, (is_fresh, due_s, request.sequence, request.ticket, request)
         )
-        line.num_requests += 1
+        queue.num_requests += 1
         self._num_requests += 1
-        heapq.heappush(line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request))
+        heapq.heappush(
+            queue.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request)
+        )
         # If the oldest arrival became later, the entry is corrected when it reaches the top; if it
         # became earlier, a new entry is pushed now.
-        is_earlier = self._is_aging and self._age_key(line, request) < line.age_key
-        if is_earlier and not line.is_held_back:
-            self._queue_age(line, request)
+        is_earlier = self._is_aging and self._age_key(queue, request) < queue.age_key
+        if is_earlier and not queue.is_held_back:
+            self._queue_age(queue, request)
 
     def discard(self, request: Request) -> None:
         """Remove a request, whose `ticket` was just cleared."""
-        line = self._lines[request.spec.priority, request.tenant]
-        line.num_requests -= 1
+        queue = self._queues[request.spec.priority, request.tenant]
+        queue.num_requests -= 1
         self._num_requests -= 1
         if self._aged is request:
             self._aged = None
-        if line.num_requests:
-            line.compact()
+        if queue.num_requests:
+            queue.compact()
             return
-        del self._lines[line.priority, line.tenant]
-        if line.is_held_back:
-            self._held_back[line.tenant].remove(line)
-        line.turn_ticket = line.age_ticket = -1
-        rank = -line.priority
-        self._num_lines[rank] -= 1
-        if not self._num_lines[rank]:
+        del self._queues[queue.priority, queue.tenant]
+        if queue.is_held_back:
+            self._held_back[queue.tenant].remove(queue)
+        queue.turn_ticket = queue.age_ticket = -1
+        rank = -queue.priority
+        self._num_queues[rank] -= 1
+        if not self._num_queues[rank]:
             self._ranks.remove(rank)
-            del self._num_lines[rank], self._turns[rank]
-        elif len(self._turns[rank]) > 2 * self._num_lines[rank] + 64:
+            del self._num_queues[rank], self._turns[rank]
+        elif len(self._turns[rank]) > 2 * self._num_queues[rank] + 64:
             self._turns[rank] = [e for e in self._turns[rank] if e[1] == e[2].turn_ticket]
             heapq.heapify(self._turns[rank])
-        if len(self._ages) > 2 * len(self._lines) + 64:
+        if len(self._ages) > 2 * len(self._queues) + 64:
             self._ages = [e for e in self._ages if e[1] == e[2].age_ticket]
             heapq.heapify(self._ages)
 
@@ -181,16 +184,16 @@ class FairOrder:
         return is_aged
 
     def oldest_of_tenant(self, request: Request) -> Request | None:
-        """Return the earliest arrival among the waiting requests of the same tenant and class,
-        itself included; None if no other tenant waits in that class.
+        """Return the request that arrived first among the waiting requests of the same tenant and
+        class, including this request; None if no other tenant waits in that class.
         """
-        if self._num_lines[-request.spec.priority] < 2:
+        if self._num_queues[-request.spec.priority] < 2:
             return None
-        return self._lines[request.spec.priority, request.tenant].oldest()
+        return self._queues[request.spec.priority, request.tenant].oldest()
 
     def first(self, max_num: int) -> list[Request]:
-        """Return the next requests in order, as if each prompt were added to its tenant's service
-        before the next request is chosen.
+        """Return up to `max_num` next requests in order, as if each prompt were added to its
+        tenant's service before the next request is chosen.
 
         Ignores admissions by age, tenants under their share, and tokens generated meanwhile.
         """
@@ -202,27 +205,27 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """Return the next requests of a class. `service`: counters of the tenants already charged
-        for this list, updated in place.
+        """Return up to `max_num` next requests of a class. `service`: counters of the tenants
+        already charged for this list, updated in place.
         """
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []
-        for line in self._lines.values():
-            if line.priority == -rank and not self._tenants.is_at_limit(line.tenant):
-                live = (entry for entry in line.by_deadline if entry[3] == entry[4].ticket)
-                lined_up = heapq.nsmallest(max_num, live)[::-1]
-                served = service.get(line.tenant, float(self._tenants.service[line.tenant]))
-                turns.append((served, line.turn_ticket, lined_up))
+        for queue in self._queues.values():
+            if queue.priority == -rank and not self._tenants.is_at_limit(queue.tenant):
+                live = (entry for entry in queue.by_deadline if entry[3] == entry[4].ticket)
+                queued = heapq.nsmallest(max_num, live)[::-1]
+                served = service.get(queue.tenant, float(self._tenants.service[queue.tenant]))
+                turns.append((served, queue.turn_ticket, queued))
         heapq.heapify(turns)
         while turns and len(found) < max_num:
-            served, ticket, lined_up = heapq.heappop(turns)
-            request = lined_up.pop()[4]
+            served, ticket, queued = heapq.heappop(turns)
+            request = queued.pop()[4]
             found.append(request)
             if not request.num_preemptions:
                 served += len(request.tokens) * self._tenants.prompt_price(request.tenant)
             service[request.tenant] = served
-            if lined_up:
-                heapq.heappush(turns, (served, ticket, lined_up))
+            if queued:
+                heapq.heappush(turns, (served, ticket, queued))
         return found
 
     def peek(self, now: float) -> Request | None:
@@ -232,9 +235,9 @@ class FairOrder:
         self._aged = None
         self._goes_before_age = False
         if self._is_aging and self._num_since_aged + 1 >= self._stride and not self._passed:
-            line = self._first_by_age(now)
-            if line is not None:
-                front, oldest = self._front(line), line.oldest()
+            queue = self._first_by_age(now)
+            if queue is not None:
+                front, oldest = self._front(queue), queue.oldest()
                 if front is not None and front.num_preemptions and not oldest.num_preemptions:
                     return front
                 self._aged = oldest
@@ -243,9 +246,9 @@ class FairOrder:
 
     def _next_in_turn(self) -> Request | None:
         for rank in self._ranks:
-            line = self._first_in_turn(rank)
-            if line is not None:
-                return self._front(line)
+            queue = self._first_in_turn(rank)
+            if queue is not None:
+                return self._front(queue)
         return None
 
     def peek_in_turn(self, now: float) -> Request | None:
@@ -264,123 +267,121 @@ class FairOrder:
     def pass_over(self, request: Request) -> None:
         """Skip a request that `peek` returned, until `end_round`."""
         self._passed.add(request.ticket)
-        line = self._lines[request.spec.priority, request.tenant]
-        line.num_passed += 1
-        self._touched.append(line)
+        queue = self._queues[request.spec.priority, request.tenant]
+        queue.num_passed += 1
+        self._touched.append(queue)
 
     def end_round(self) -> None:
         """Put skipped requests back in their places."""
         if not self._passed:
             return
-        for line, entry in self._stash:
-            heapq.heappush(line.by_deadline, entry)
-        for line in self._touched:
-            line.num_passed = 0
-        for line in self._left_out:
-            if line.num_requests and not line.is_held_back:
-                self._queue_turn(line)
+        for queue, entry in self._stash:
+            heapq.heappush(queue.by_deadline, entry)
+        for queue in self._touched:
+            queue.num_passed = 0
+        for queue in self._left_out:
+            if queue.num_requests and not queue.is_held_back:
+                self._queue_turn(queue)
         for one in (self._stash, self._touched, self._left_out, self._passed):
             one.clear()
 
     def release(self, tenant: int) -> None:
-        """Make the lines (`_Line`) of a tenant available again, if its running limit had excluded
-        them.
-        """
-        for line in self._held_back.pop(tenant, ()):
-            line.is_held_back = False
-            if line.num_requests:
-                self._queue_turn(line)
+        """Make the queues of a tenant available again, if its running limit had excluded them."""
+        for queue in self._held_back.pop(tenant, ()):
+            queue.is_held_back = False
+            if queue.num_requests:
+                self._queue_turn(queue)
                 if self._is_aging:
-                    self._queue_age(line, line.oldest())
+                    self._queue_age(queue, queue.oldest())
 
     def _open_class(self, rank: int) -> None:
         if rank not in self._turns:
             self._turns[rank] = []
-            self._num_lines[rank] = 0
+            self._num_queues[rank] = 0
             insort(self._ranks, rank)
-        self._num_lines[rank] += 1
+        self._num_queues[rank] += 1
 
-    def _queue_turn(self, line: _Line) -> None:
-        line.turn_ticket = next(self._tickets)
-        service = float(self._tenants.service[line.tenant])
-        heapq.heappush(self._turns[-line.priority], (service, line.turn_ticket, line))
+    def _queue_turn(self, queue: _TenantQueue) -> None:
+        queue.turn_ticket = next(self._tickets)
+        service = float(self._tenants.service[queue.tenant])
+        heapq.heappush(self._turns[-queue.priority], (service, queue.turn_ticket, queue))
 
-    def _queue_age(self, line: _Line, oldest: Request) -> None:
-        line.age_ticket = next(self._tickets)
-        line.age_key = self._age_key(line, oldest)
-        heapq.heappush(self._ages, (line.age_key, line.age_ticket, line))
+    def _queue_age(self, queue: _TenantQueue, oldest: Request) -> None:
+        queue.age_ticket = next(self._tickets)
+        queue.age_key = self._age_key(queue, oldest)
+        heapq.heappush(self._ages, (queue.age_key, queue.age_ticket, queue))
 
-    def _age_key(self, line: _Line, request: Request) -> float:
-        return request.spec.arrival_s - line.priority * self._aging_s
+    def _age_key(self, queue: _TenantQueue, request: Request) -> float:
+        return request.spec.arrival_s - queue.priority * self._aging_s
 
-    def _front(self, line: _Line) -> Request | None:
-        """Return the first request of a line (`_Line`) by deadline, preempted ones first, without
-        those that were skipped; None if all were.
+    def _front(self, queue: _TenantQueue) -> Request | None:
+        """Return the first request of a queue by deadline, preempted ones first, without those that
+        were skipped; None if all were.
         """
-        heap = line.by_deadline
+        heap = queue.by_deadline
         while heap:
             entry = heap[0]
             if entry[3] != entry[4].ticket:
                 heapq.heappop(heap)
             elif entry[3] in self._passed:
-                self._stash.append((line, heapq.heappop(heap)))
+                self._stash.append((queue, heapq.heappop(heap)))
             else:
                 return entry[4]
         return None
 
-    def _first_in_turn(self, rank: int) -> _Line | None:
-        """Return the line (`_Line`) of the least served tenant of a class; None if no line has an
+    def _first_in_turn(self, rank: int) -> _TenantQueue | None:
+        """Return the queue of the least served tenant of a class; None if no queue has an
         admissible request.
         """
         heap = self._turns[rank]
         while heap:
-            service, ticket, line = heap[0]
-            if ticket != line.turn_ticket:
+            service, ticket, queue = heap[0]
+            if ticket != queue.turn_ticket:
                 heapq.heappop(heap)
                 continue
-            if self._hold_back(line):
+            if self._hold_back(queue):
                 continue
-            actual = float(self._tenants.service[line.tenant])
+            actual = float(self._tenants.service[queue.tenant])
             if service < actual:
-                heapq.heapreplace(heap, (actual, ticket, line))
-            elif line.num_passed >= MAX_PASSED_PER_LINE or self._front(line) is None:
-                line.turn_ticket = -1
-                self._left_out.append(line)
+                heapq.heapreplace(heap, (actual, ticket, queue))
+            elif queue.num_passed >= MAX_PASSED_PER_TENANT or self._front(queue) is None:
+                queue.turn_ticket = -1
+                self._left_out.append(queue)
             else:
-                return line
+                return queue
         return None
 
-    def _first_by_age(self, now: float) -> _Line | None:
-        """Return the line (`_Line`) with the smallest arrival - priority * aging_s, if its oldest
-        request has waited for `aging_s`; else None.
+    def _first_by_age(self, now: float) -> _TenantQueue | None:
+        """Return the queue with the smallest arrival - priority * aging_s, if its oldest request
+        has waited for `aging_s`; else None.
         """
         heap = self._ages
         while heap:
-            key, ticket, line = heap[0]
-            if ticket != line.age_ticket:
+            key, ticket, queue = heap[0]
+            if ticket != queue.age_ticket:
                 heapq.heappop(heap)
                 continue
-            if self._hold_back(line):
+            if self._hold_back(queue):
                 continue
-            oldest = line.oldest()
-            actual = self._age_key(line, oldest)
+            oldest = queue.oldest()
+            actual = self._age_key(queue, oldest)
             if key < actual:
-                line.age_key = actual
-                heapq.heapreplace(heap, (actual, ticket, line))
+                queue.age_key = actual
+                heapq.heapreplace(heap, (actual, ticket, queue))
                 continue
-            return line if now - oldest.spec.arrival_s >= self._aging_s else None
+            return queue if now - oldest.spec.arrival_s >= self._aging_s else None
         return None
 
-    def _hold_back(self, line: _Line) -> bool:
-        """If the tenant of a line is at its running limit, exclude the line until it is below;
+    def _hold_back(self, queue: _TenantQueue) -> bool:
+        """If the tenant of a queue is at its running limit, exclude the queue until it is below;
         return whether it was excluded.
         """
-        if not self._tenants.is_at_limit(line.tenant):
+        if not self._tenants.is_at_limit(queue.tenant):
             return False
-        line.turn_ticket = line.age_ticket = -1
-        line.age_key = math.inf
-        line.is_held_back = True
-        self._held_back.setdefault(line.tenant, []).append(line)
+        queue.turn_ticket = queue.age_ticket = -1
+        queue.age_key = math.inf
+        queue.is_held_back = True
+        self._held_back.setdefault(queue.tenant, []).append(queue)
         return True
 
     def _rebuild(self) -> None:
@@ -388,8 +389,8 @@ class FairOrder:
         self._epoch = self._tenants.epoch
         for rank, heap in self._turns.items():
             self._turns[rank] = [
-                (float(self._tenants.service[line.tenant]), ticket, line)
-                for _, ticket, line in heap
-                if ticket == line.turn_ticket
+                (float(self._tenants.service[queue.tenant]), ticket, queue)
+                for _, ticket, queue in heap
+                if ticket == queue.turn_ticket
             ]
             heapq.heapify(self._turns[rank])

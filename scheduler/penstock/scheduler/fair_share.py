@@ -23,7 +23,7 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenant_counters import TenantCounters
 
-_CROWD = 2.0
+_MANY_TENANTS_FACTOR = 2.0
 """Factor of `yield_ratio` if every tenant holds less than all others together."""
 
 
@@ -55,7 +55,7 @@ class FairShare:
         self._greatest = float(self.dominant.max(initial=0.0))
         others = float(self.dominant.sum()) - self._greatest
         is_flood = self._greatest >= others
-        self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
+        self._ratio = yield_ratio if is_flood else _MANY_TENANTS_FACTOR * yield_ratio
 
     def is_under_share(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
         """Return whether a tenant is under its share with `num_slots` and `num_blocks` added to
@@ -64,14 +64,14 @@ class FairShare:
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
     def would_be_under_share(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
-        """Return whether a tenant of this weight without requests would be under its share with
-        these slots and blocks.
+        """Return whether a tenant of this weight without running requests would be under its share
+        with these slots and blocks.
         """
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_under_share(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return `is_under_share` for each entry of `tenants` [m]."""
+        """Return which of `tenants` int32 [m], tenant indices, are under their share, bool [m]."""
         is_under: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return is_under
 

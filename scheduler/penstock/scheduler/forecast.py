@@ -15,11 +15,11 @@ System Performance*, chapter 5).
 
 There are two forecasts:
 
-- `forecast`: running requests keep their rate and leave at the rate of the mean output length. Used
-  for rejections, for RetryInfo and for estimates reported to clients.
+- `forecast`: running requests keep their token rate and end at the rate that follows from the mean
+  output length. Used for rejections, for RetryInfo and for estimates reported to clients.
 - `forecast_alone`: no request is ahead and none runs. This lower bound stays valid when other
-  requests end, are cancelled or are overtaken, as long as the cost model is valid. Used by
-  `latest_admission_s`.
+  requests end, are cancelled or are overtaken, as long as the cost model is valid.
+  `latest_admission_s` uses the same times.
 """
 
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningLoad:
-    """Sums over the running requests; all 0 if there are none.
+    """The running requests, as sums, and the resources that they leave free.
 
     Attributes:
         num_running, num_decodes: Requests with a slot, and those of them past their prefill.
@@ -79,9 +79,9 @@ class RunningLoad:
 class QueuedAhead:
     """Sums over the waiting requests ahead.
 
-    `num_prefill_tokens`: tokens to compute, without known cached prefixes. `num_blocks`: blocks
-    that their admission takes. `num_output_tokens`: tokens they are expected to generate; 0: use
-    the mean of the running requests.
+    `num_prefill_tokens`: tokens to compute, without the prefixes that were cached when the requests
+    joined the queue. `num_blocks`: blocks that their admission takes. `num_output_tokens`: tokens
+    that they are expected to generate; 0: use the mean of the running requests.
     """
 
     num_requests: int = 0
@@ -92,17 +92,17 @@ class QueuedAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demand of one request, input of a forecast.
+    """The resources that one request needs, as input of a forecast.
 
     Raises ValueError naming the invalid field.
 
     Attributes:
-        num_prefill_tokens: Tokens to compute before the request's first token, at least 1. To
-            decide on a rejection, pass the lower bound, in which a prefix that may be computed by
-            then counts as cached.
+        num_prefill_tokens: Tokens to compute before the request's next token, at least 1; too many
+            if another request computes part of the prefix meanwhile.
         num_cached_tokens: Prompt tokens found in the cache.
         num_blocks: Blocks that its admission takes.
-        min_output_tokens: The minimum number of tokens still to generate.
+        min_output_tokens: The lower bound of the number of tokens still to generate that decisions
+            on deadlines use (`CompletionPredictor.least_tokens`).
         expected_output_tokens: The expected number of tokens still to generate (see
             `output_lengths.py`).
     """
@@ -150,12 +150,12 @@ class Forecast:
 
 
 def forecast(machine: Machine, demand: Demand, load: RunningLoad, ahead: QueuedAhead) -> Forecast:
-    """Return the expected times of a request that joins now.
+    """Return the expected times of a request that joins the queue now.
 
     With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step with the
     running decodes:
 
-        prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
+        prefill = ceil(P / B) t + P prefill_token_s + (sum of the chunks' ends) context_token_s
 
         decode = (expected output - 1) (t with one more decode)
 
@@ -198,10 +198,10 @@ def _expected_queue(
 ) -> _Queue:
     """Return the expected time until the request is admitted.
 
-    T = prefill tokens running and ahead, D = decodes, W = tokens the decodes are still expected to
-    generate. A request departs every W / D**2 steps, if outputs are memoryless (each of the D
-    decodes ends within a step with probability D / W). k departures are needed until slots and
-    blocks suffice:
+    Let T be the prefill tokens running and ahead, D the number of decodes, C the context tokens of
+    the running requests, and W the tokens that the decodes are still expected to generate. A
+    request departs every W / D**2 steps, if outputs are memoryless (each of the D decodes ends
+    within a step with probability D / W). k departures are needed until slots and blocks suffice:
 
         k = max(ahead + 1 - free slots, (blocks ahead + own - free blocks) running / used blocks)
 
@@ -209,9 +209,10 @@ def _expected_queue(
 
         queue = n (step_s + D decode_slot_s + C context_token_s) + T prefill_token_s
 
-    After the first D departures, requests ahead depart, with their own mean output length instead
-    of W / D. If slots are free, requests ahead take them first and count in D. For departures, D
-    includes requests in prefill. Zero if no request runs or is ahead.
+    The queue time is multiplied by `StepError.mean`. After the first D departures, requests ahead
+    depart, with their own mean output length instead of W / D. If slots are free, requests ahead
+    take them first and count in D. For departures, D includes requests in prefill. Zero if no
+    request runs or is ahead.
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
@@ -319,9 +320,8 @@ def retry_after_s(
 
     `expected`: the `forecast` of the rejected request. The same request, sent again with the same
     timeouts, is likely to succeed once the queue time has fallen by the present excess: max(now +
-    TTFT - TTFT deadline, now + total - deadline), at most the whole queue time. Without deadlines
-    (the queue was full): the time until the head of the queue may move, from a forecast with no
-    request ahead. Within `min_s` .. `max_s`; the caller adds the jitter.
+    TTFT - TTFT deadline, now + total - deadline), at most the queue time. Without deadlines: the
+    queue time. Within `min_s` .. `max_s`; the caller adds the jitter.
     """
     if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
         lacking_s = expected.queue_s

@@ -23,7 +23,8 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class KVCache:
-    """The block tables of all slots over `pool`, which has the counts of blocks and their claims.
+    """The block tables of all S slots. `pool`: the blocks, with their reference counts, cached
+    content and retention.
 
     `capacity` int32 [S]: tokens that fit into a slot's blocks. `num_reserved`: blocks reserved at
     admission and not allocated yet, over all slots; `reserved` int32 [S]: the same per slot.
@@ -101,7 +102,7 @@ class KVCache:
         self.num_reserved -= kept
 
     def extend_each(self, slots: NDArray[np.intp]) -> None:
-        """Append one block to every table of `slots` [k]; check `pool.num_available` first."""
+        """Append one block to every table of `slots` intp [k]; check `pool.num_available` first."""
         arrays = self._arrays
         held = arrays.num_blocks[slots]
         arrays.block_table[slots, held] = self.pool.allocate(len(slots))

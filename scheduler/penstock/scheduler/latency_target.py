@@ -14,12 +14,13 @@ of the last error, so there is no integrator to overshoot, and no oscillation wi
 coefficients. One feedback path remains, through the fit: the cost model is learned from the planned
 steps. On a machine with nonlinear costs (kernels that pad rows to tiles) it could learn one cost
 below a limit and another above. So the budget falls immediately and never exceeds what the cost
-model allows. It rises only past a dead band, by a fraction of itself at a time. A rise that is
-reversed under the same load doubles the wait before the next rise to the same level. Under a steady
-load, changes become rare until the budget is constant. The batch limit changes more slowly, since
-running requests are not removed. It stays within a sixteenth of what the cost model allows, and
-uses the recent peak of the context length: contexts of requests that started together grow
-together, so a limit based on the current length would admit too many at first.
+model allows (or the minimum prefill, if that is more). It rises only past a dead band, by a
+fraction of itself at a time. A rise that is reversed under the same load doubles the wait before
+the next rise to the same level. Under a steady load, changes become rare until the budget is
+constant. The batch limit changes more slowly, since running requests are not removed. It stays
+within a sixteenth of what the cost model allows, and uses the recent peak of the context length:
+contexts of requests that started together grow together, so a limit based on the current length
+would admit too many at first.
 """
 
 import math
@@ -69,12 +70,13 @@ class PrefillLimit:
 
     in whole multiples of `quantum_tokens`, within `min_prefill_tokens` .. `max_prefill_tokens`. The
     budget falls to the ideal directly; it rises towards 16/17 of the ideal, by a quarter of itself
-    (and at least one quantum) a step. A rise that is reversed within 64 steps, with no more decodes
-    or context than at the rise, is a failed probe: the next rise to that level under a similar load
-    waits 64 steps, and twice as long after each further failure. A step without decodes gets the
-    maximum, since no request waits for tokens. The budget starts at the fixed `max_prefill_tokens`.
-    When the cost model is no longer trusted, the budget is held for 64 steps so that the fit can
-    adapt to a changed machine, and then rises to the fixed limit in the same way.
+    (and at least one quantum) a step. A rise that is reversed within 64 steps, with at most a
+    quarter more decodes and context than at the rise, is a failed probe: the next rise to that
+    level under a similar load waits 64 steps, and twice as long after each further failure. A step
+    without decodes gets the maximum, since no request waits for tokens. The budget starts at the
+    fixed `max_prefill_tokens`. When the cost model is no longer trusted, the budget is held for 64
+    steps so that the fit can adapt to a changed machine, and then rises to the fixed limit in the
+    same way.
 
     `target_itl_s`: seconds. `min_prefill_tokens`: tokens that a step may always prefill, so that
     prompts never stall. Raises ValueError naming the invalid parameter.

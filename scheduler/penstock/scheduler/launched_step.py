@@ -95,7 +95,8 @@ def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: i
 class PrefillChunk:
     """A prefill row: `count` tokens of `request` from position `start` on.
 
-    `completes`: the chunk ends with the last known token, so the row samples the next one.
+    `completes`: the chunk ends with the last token that the request has so far, so the row samples
+    the next one.
     """
 
     request: Request

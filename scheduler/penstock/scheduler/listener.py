@@ -34,7 +34,7 @@ class StepNote(NamedTuple):
         launched_s: When planning ended and the step was passed to the executor.
         collected_s: When the result arrived.
         updated_s: When the result was applied.
-        num_prefill_tokens, num_context_tokens: As in `CostModel`.
+        num_prefill_tokens, num_context_tokens: As in `CostModel.step_time_s`.
         predicted_s: The predicted duration of the step, NaN without a prediction.
         waits_for: Why the next request in the queue was not admitted to the step; None if no
             request was waiting or all were admitted.
@@ -157,7 +157,9 @@ class StepWatch:
         )
 
     def iteration_ended(self, events: StepEvents) -> None:
-        """Report that an iteration of the engine loop has ended."""
+        """Pass the events of an iteration of the engine loop, and the record of the step that was
+        collected in it (if any), to the listener.
+        """
         note, self._note = self._note, None
         self._listener.note_iteration(events, note)
 

@@ -46,7 +46,7 @@ class LivePrefixes:
         if not begun:
             del self._begun_at[first]
 
-    def is_wanted(self, request: Request, index: int) -> bool:
+    def may_be_computed(self, request: Request, index: int) -> bool:
         """Return whether another live request may compute block `index` of this request's prompt
         first.
 

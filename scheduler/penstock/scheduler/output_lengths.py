@@ -192,9 +192,9 @@ class OutputLengths:
     length, and is treated as a censored sample. Ignoring such outputs would bias the estimates,
     since long outputs are truncated most often.
 
-    - `mean_tokens`, `expected`, `expected_remaining`: outputs assumed memoryless. The mean is all
-      tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes, *Analysis
-      of Survival Data*, chapter 3).
+    - `mean_tokens`, `expected`, `expected_remaining`: outputs are assumed memoryless. The mean is
+      the number of all tokens divided by the number of complete outputs (the maximum likelihood for
+      censored lifetimes: Cox and Oakes, *Analysis of Survival Data*, chapter 3).
     - `of`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric Estimation from
       Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
       hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,
@@ -228,7 +228,7 @@ class OutputLengths:
     def observe(
         self, num_tokens: int, *, is_cut: bool = False, tenant: str = "", max_tokens: int = 0
     ) -> None:
-        """Record a request that ended after `num_tokens`; `is_cut`: it was truncated.
+        """Record a request that ended after `num_tokens` output tokens; `is_cut`: it was truncated.
 
         `max_tokens`: the limit of its output.
         """
@@ -363,8 +363,8 @@ class Exploration:
         return True
 
     def takes_unlikely(self, tenant: str) -> bool:
-        """Count a request that would be rejected by the learned lengths; return whether to admit it
-        all the same, as every `_EVERY`th of a tenant.
+        """Count a request that the learned lengths would reject; return whether to admit it
+        nevertheless: True for every `_EVERY`th such request of a tenant.
         """
         account = self._account_of(tenant)
         account.num_unlikely += 1

@@ -2,13 +2,12 @@
 
 The order is: running decodes, prompts of tenants under their share (fair_share.py), other prefills
 in progress, other admissions. A step that preempted a request admits only requests of tenants under
-their share. Every request has a number of computed tokens, which must reach its number of known
-tokens (as in vLLM), so chunked prefill, prefix hits and recomputation after a preemption are
-handled in the same way. A self-paced executor (see `ExecutorInfo`) gets whole prompts. A prompt
-without a response is planned again in every step, so that it uses budget while the wrapped engine
-computes it. The budget is then that of two steps: the response to a step arrives after the next
-step has begun, which would otherwise have no new prompt. Results are applied elsewhere
-(results.py).
+their share. Every request has a number of computed tokens, which must reach its number of tokens so
+far (as in vLLM), so chunked prefill, prefix hits and recomputation after a preemption are handled
+in the same way. A self-paced executor (see `ExecutorInfo`) gets whole prompts. A prompt without a
+response is planned again in every step, so that it uses budget while the wrapped engine computes
+it. The budget is then that of two steps: the response to a step arrives after the next step has
+begun, which would otherwise have no new prompt. Results are applied elsewhere (results.py).
 """
 
 import math
@@ -91,7 +90,7 @@ class Planner:
         self._step = 0
 
     def plan(self, now: float) -> LaunchedStep | None:
-        """Return the next step, with its tokens counted as launched.
+        """Return the next step, and advance the slot arrays as if it were done.
 
         If no request can run, return a step without rows if slots were released, because the
         executor must be notified of releases in any case; else None.
@@ -183,11 +182,11 @@ class Planner:
         (fair_share.py).
 
         Return whether other requests may use the remaining budget. A step that ends such a prompt
-        computes no other prompts, so that its first token is not delayed. Prompts in progress of a
-        higher class go before such prompts.
+        computes no other prompts, so that its first token is not delayed, unless the previous step
+        did so. Prompts in progress of a higher class go before such prompts.
 
-        **Bound.** While other prompts are in progress, one step in `aging_stride` serves all of
-        them as if no tenant were under its share.
+        **Bound.** While other prompts are in progress, at least one step in `aging_stride` serves
+        all of them as if no tenant were under its share, or leaves budget for them.
         """
         running, has_left_out = self._running, self._has_left_out
         self._has_left_out = False

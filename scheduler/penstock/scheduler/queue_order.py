@@ -35,8 +35,8 @@ class QueueOrder(Protocol):
         ...
 
     def oldest_of_tenant(self, request: Request) -> Request | None:
-        """Return the earliest arrival among the waiting requests of the same class and tenant,
-        including this request.
+        """Return the request that arrived first among the waiting requests of the same class and
+        tenant, including this request.
 
         None if no other tenant waits in that class, or if the order does not alternate between
         tenants.
@@ -108,7 +108,7 @@ class ArrivalOrder:
         return None
 
     def first(self, max_num: int) -> list[Request]:
-        """Return the most senior requests, in order."""
+        """Return the `max_num` most senior requests, in order."""
         live = [entry[2] for entry in self._heap if entry[1] == entry[2].ticket]
         return heapq.nsmallest(max_num, live, key=lambda request: request.seniority)
 

@@ -39,9 +39,9 @@ class TenantQuota:
     """The limits of one tenant, over all fronts together; None for no limit.
 
     A request of n outputs counts as n requests: each takes a slot and is generated separately.
-    `max_num_live`: requests that wait or run. `max_requests_per_minute`: admitted requests.
-    `max_tokens_per_minute`: tokens of prompts, charged at admission, and of outputs, charged as
-    they are generated.
+    `max_num_live`: requests that wait or run. `max_requests_per_minute`: requests that join the
+    queue. `max_tokens_per_minute`: tokens of prompts, charged when the request joins the queue, and
+    of outputs, charged as they are generated.
 
     Raises SettingError, which names the field, for a limit that is not in 1..MAX_QUOTA.
     """
@@ -143,8 +143,8 @@ def minute_breach(
 
 
 def charged(full_s: float, count: int, limit: int, now: float) -> float:
-    """Return the account (see the module's docstring) after a use of `count` against a `limit` per
-    minute.
+    """Return when an allowance of `limit` per minute is full again after a use of `count`;
+    `full_s`: when it is full without that use.
     """
     return max(full_s, now) + count * (_MINUTE_S / limit)
 
@@ -209,7 +209,7 @@ class QuotaAccounts:
         full_s = self._requests_full_s[row], float(self._tokens_full_s[row])
         return minute_breach(quota, num_outputs, num_tokens, full_s, now) or over_live
 
-    def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
+    def charge_request(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
         """Charge a request that joins the queue, with `num_outputs` outputs; `spec`: its first
         output.
 
@@ -251,7 +251,7 @@ class QuotaAccounts:
             self._tokens_full_s[row] -= spec.num_prompt_tokens * float(self._token_s[row])
 
     def release(self, tenant: str) -> None:
-        """Record that one output of an admitted request has ended."""
+        """Record that one output of a live request has ended."""
         row = self._row_of[tenant]
         self._num_live[row] -= 1
         if not self._num_live[row]:

@@ -264,17 +264,17 @@ class Request:
             the order.
         blocked_since_s: When it first was at the head of the queue and did not fit.
         num_overtaken: How many requests have overtaken it since `blocked_since_s`.
-        num_blocks_short: How many blocks it needed when it last did not fit.
+        num_blocks_needed: How many available blocks its admission needed when it last did not fit.
         num_tenant_preemptions: How often it was preempted for another tenant.
         recheck_s: While it waits, when to check whether it can still meet its deadlines.
         num_uncached_tokens: Number of tokens to compute, as of when it joined the queue.
         num_blocks: Number of blocks that its admission takes, as of when it joined the queue.
         num_expected_tokens: The expected number of tokens still to generate, as of when it joined
             the queue.
-        is_trial: It is exempt from rejection by predictions: a replay, or a request admitted to
-            measure the machine's speed or output lengths.
-        is_new: Its tenant has too few ended outputs to predict from, so only the bounds of its
-            output are used.
+        is_trial: Whether it is exempt from rejection by predictions: a replay, or a request
+            admitted to measure the machine's speed or output lengths.
+        is_new: Whether its tenant has too few ended outputs to predict from, so that only the
+            bounds of its output are used.
         predicted_time: The last prediction while it waited; compared with the actual times at its
             end. None without a prediction.
         place: While the request waits, its index in the columns of wait_clock.py.
@@ -294,7 +294,7 @@ class Request:
     ticket: int = -1
     num_overtaken: int = 0
     blocked_since_s: float = NO_TIME
-    num_blocks_short: int = 0
+    num_blocks_needed: int = 0
     num_tenant_preemptions: int = 0
     recheck_s: float = NO_TIME
     num_uncached_tokens: int = 0

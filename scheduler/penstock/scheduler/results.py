@@ -117,8 +117,8 @@ class Results:
         return [chunk for chunk in chunks if chunk.slot in answered]
 
     def _append_all(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """Handle the usual case: append one token to every row, except rows whose slot was
-        released.
+        """Append one token to every row, except rows whose slot was released since the launch: the
+        usual case.
         """
         rows, positions, tokens, logprobs = (
             flight.rows,
@@ -185,8 +185,8 @@ class Results:
                 self._transitions.finish(request, FinishReason.LENGTH, now)
 
     def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """Handle the general case: rows released since the launch, missing rows, several tokens per
-        row.
+        """Append the tokens in the general case: rows released since the launch, missing rows,
+        several tokens per row.
         """
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
@@ -212,7 +212,7 @@ class Results:
             if turn:
                 self._arrays.num_computed[rows.index] += 1
                 self._arrays.num_in_flight[rows.index] += 1
-                self._running.rewind()
+                self._running.discard_roster()
                 self._running.is_behind = True
             positions = flight.positions[[row_of[slots[i]] for i in alive]] + turn
             logprobs = None if result.logprobs is None else result.logprobs.take(picks)

@@ -160,8 +160,8 @@ class BlockClaims:
         return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """Drop the claims below the default on `blocks`, which another request has left with at
-        least the default level.
+        """Drop the claims below the default on `blocks`, because another request released them with
+        at least the default level.
         """
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:
@@ -211,7 +211,8 @@ class BlockClaims:
 
 
 class EngineRetention:
-    """Counts retained blocks of an executor with its own cache against the budget.
+    """Keeps the retention of an executor with its own cache within the budget, by counting retained
+    blocks.
 
     Turns of a session, and prompts with a common prefix, share blocks. A shared block counts once,
     for the tenant that claimed it first.

@@ -64,7 +64,7 @@ class Residencies:
         self.num_steps = 0
 
     def note_step(self, size: int, chunks: Sequence[PrefillChunk]) -> None:
-        """Record that a step is planned; `chunks`: its prefill rows."""
+        """Record that a step is planned; `size`: its number of rows; `chunks`: its prefill rows."""
         # A step without rows does not count.
         if size and (size != self._size or self._has_new):
             self._size, self._has_new = size, False
@@ -79,7 +79,7 @@ class Residencies:
                 account.is_again = False
 
     def begin(self, slot: int) -> None:
-        """Record that a request has entered a slot, and has tokens in the next step."""
+        """Record that a request got a slot, and has tokens in the next step."""
         self._accounts[slot] = _SlotStatistics()
         self._least[slot], self._greatest[slot] = _MAX_SIZE, 0
         self._has_new = True
@@ -127,7 +127,7 @@ class Residencies:
 
 @dataclass(slots=True, eq=False)
 class DecodeRoster:
-    """The slots that take one token each in a step.
+    """The slots that compute one token each in a step, as decode rows.
 
     `starts` int32 [m]: position of the token that each slot computes next; `capacity` int32 [m]:
     tokens that fit into its blocks; `ones` int32 [high_water, see `RunningSet`]: 1 for slots in the
@@ -178,8 +178,8 @@ class RunningSet:
         """Return the request in a slot, None if the slot is free."""
         return self._request_of[slot]
 
-    def enter(self, request: Request) -> int:
-        """Give a request the lowest free slot; return the slot. The request starts in prefill."""
+    def take_slot(self, request: Request) -> int:
+        """Give a request, which starts in prefill, the lowest free slot; return the slot."""
         slot = heapq.heappop(self._free)
         self._request_of[slot] = request
         self._prefilling[slot] = request
@@ -189,7 +189,7 @@ class RunningSet:
         self._residencies.begin(slot)
         return slot
 
-    def leave(self, slot: int) -> Residency:
+    def release_slot(self, slot: int) -> Residency:
         """Release a slot; return the statistics of the residency."""
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)
@@ -210,7 +210,7 @@ class RunningSet:
         return bool(self._released)
 
     def take_changes(self) -> tuple[tuple[Request, ...], tuple[int, ...]]:
-        """Return the requests that entered and the slots that were released since the last call."""
+        """Return the requests that got a slot and the slots released since the last call."""
         changes = tuple(self._admitted), tuple(self._released)
         self._admitted.clear()
         self._released.clear()
@@ -221,7 +221,7 @@ class RunningSet:
         self._residencies.note_step(num_decodes + len(chunks), chunks)
 
     def start_decoding(self, slot: int) -> None:
-        """Move a slot from prefill to decode: every known token of it is computed or in flight."""
+        """Move a slot from prefill to decode: its tokens so far are all computed or in flight."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
         self._residencies.start_decoding(slot)
@@ -272,8 +272,8 @@ class RunningSet:
         return sorted(self._prefilling.values(), key=lambda request: request.seniority)
 
     def prefilling_by_level(self) -> list[Request]:
-        """Return the requests in prefill by their class at admission, then in the order in which
-        they entered prefill.
+        """Return the requests in prefill by their class at admission, the highest first, then in
+        the order in which they entered prefill.
         """
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
@@ -309,6 +309,8 @@ class RunningSet:
         """Return the values of these slots that are constant while their requests run."""
         return gather_rows(self._arrays, slots, self._num_stop_columns)
 
-    def rewind(self) -> None:
-        """Discard the cached decode rows, because progress was changed outside a step."""
+    def discard_roster(self) -> None:
+        """Discard the cached `DecodeRoster`, because the number of computed tokens was changed
+        outside a step.
+        """
         self._roster = None

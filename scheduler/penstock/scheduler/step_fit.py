@@ -45,8 +45,8 @@ are learned quickly.
 """
 _MEMORY_WHILE_WRONG = 50.0
 _JUMP_WINDOW = 16
-"""Residuals whose median shows that the machine's speed changed: nine steps that agree suffice,
-and nearly half may be outliers.
+"""Number of latest residuals whose median shows that the machine's speed changed: nine steps that
+agree suffice, and nearly half may be outliers.
 """
 _HUBER_SIGMAS = 2.5
 SIGMA_OF_MEDIAN = 1.4826
@@ -88,8 +88,9 @@ class StepFit:
     `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction
     earlier observations have weight 1/e; under a mixed load the memory is up to four times as long,
     since each direction is forgotten only by its own steps. `is_trusted` begins after `min_steps`
-    steps, a quarter of them with prefill, once the median error is under 0.8 `max_error`, and ends
-    when it is over `max_error`. Raises ValueError naming the invalid parameter.
+    steps, of which at least a quarter have prefill. It ends when the median error is over
+    `max_error`, and begins again when it is at most 0.8 `max_error`. Raises ValueError naming the
+    invalid parameter.
     """
 
     __slots__ = (
@@ -245,9 +246,10 @@ class StepFit:
         num_decodes: int,
         num_context_tokens: int,
     ) -> None:
-        """Learn from one step: its duration in seconds and its content, counted as in `CostModel`.
+        """Learn from one step: its duration in seconds and its content, counted as in
+        `step_time_s`.
 
-        Raises ValueError if `measured_s` is not finite or negative, or a count is negative.
+        Raises ValueError if `measured_s` is negative or not finite, or if a count is negative.
         """
         if not (math.isfinite(measured_s) and measured_s >= 0.0):
             raise ValueError(f"measured_s must be finite and not negative, not {measured_s}")
@@ -313,7 +315,9 @@ class StepFit:
         insort(self._sorted_recent, residual)
 
     def _rescale(self, factor: float) -> None:
-        """Rescale all coefficients when most recent steps show a different machine speed."""
+        """Multiply all coefficients by `factor`, the change of the machine's speed; reduce the
+        information and restart the windows of residuals.
+        """
         self._coefficients = [
             min(coefficient * factor, MAX_COST_S) for coefficient in self._coefficients
         ]

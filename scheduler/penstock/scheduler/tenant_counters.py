@@ -164,7 +164,7 @@ class TenantCounters:
         self.service[:count] += served * self._output_price[:count]
 
     def faults(self) -> list[str]:
-        """Return the inconsistencies of the table itself."""
+        """Return the inconsistencies of the table, given only its own data."""
         found: list[str] = []
         count = len(self._name_of)
         if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):

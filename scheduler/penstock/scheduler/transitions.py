@@ -135,7 +135,7 @@ class Transitions:
         )
         if not leader.spec.num_replays:
             self._queue.note_submitted(outputs)
-        self._quotas.take_in(leader.spec, len(outputs), leader.tenant, now)
+        self._quotas.charge_request(leader.spec, len(outputs), leader.tenant, now)
 
     def _enqueue(self, request: Request, now: float, leader_key: int) -> None:
         spec = request.spec
@@ -170,8 +170,8 @@ class Transitions:
         wait, is_aged = self._queue.admit(request, now, is_past_blocked=is_past_blocked)
         request.apply(RequestEvent.ADMIT)
         request.num_overtaken, request.blocked_since_s = 0, NO_TIME
-        request.num_blocks_short = 0
-        request.slot = slot = self._running.enter(request)
+        request.num_blocks_needed = 0
+        request.slot = slot = self._running.take_slot(request)
         arrays.fill(request)
         arrays.level[slot] = self._level(request, now, is_aged=is_aged)
         num_cached = len(matched) * arrays.block_size
@@ -332,7 +332,7 @@ class Transitions:
             cache.forget(slot)
         cache.free(request, now)
         arrays.clear(slot)
-        residency = self._running.leave(slot)
+        residency = self._running.release_slot(slot)
         if self._tenants.stop(request.tenant):
             self._queue.order.release(request.tenant)
         request.slot = -1

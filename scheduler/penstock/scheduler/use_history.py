@@ -15,9 +15,9 @@ from penstock.scheduler.check_pieces import Faults, pieces
 MAX_USES = 8
 
 
-class Return(NamedTuple):
+class Recomputed(NamedTuple):
     """A part of a chain that was evicted and is computed again: `num_blocks` blocks, which had been
-    used `num_uses` times when they were evicted. `turn`: their last release (see
+    used `num_uses` times when they were evicted. `turn`: when they last became cached (see
     `cached_blocks.EvictionOrder`).
     """
 
@@ -29,46 +29,48 @@ class Return(NamedTuple):
 class UseHistory:
     """Counts the uses of blocks, also those before an eviction.
 
-    `uses` [num_blocks]: how often each block was used, 1 to MAX_USES; 1 for a block without
+    `uses` uint8 [num_blocks]: how often each block was used, 1 to MAX_USES; 1 for a block without
     content. The counts of the `max_num_remembered` blocks that were evicted last are kept.
     """
 
     def __init__(self, num_blocks: int, max_num_remembered: int) -> None:
         self.uses = bytearray(b"\x01" * num_blocks)
         self._digest_of: dict[int, bytes] = {}
-        # Uses and turn of the last release.
+        # Number of uses, and the turn at which the block last became cached.
         self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_num_remembered = max_num_remembered
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more use, up to MAX_USES, of each of these blocks, whose digests are known."""
+        """Count one more use, up to MAX_USES, of each of these blocks, whose digests are
+        registered.
+        """
         uses = self.uses
         for block in blocks:
             if uses[block] < MAX_USES:
                 uses[block] += 1
 
-    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Return]:
+    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
         """Register the digests of new blocks; return the parts that had been evicted, whose use
-        counts are restored plus one.
+        counts are restored and incremented.
         """
         self._digest_of.update(zip(blocks, digests, strict=True))
         if self._remembered.keys().isdisjoint(digests):
             return []
-        returns: list[Return] = []
+        returns: list[Recomputed] = []
         for block, digest in zip(blocks, digests, strict=True):
             known = self._remembered.pop(digest, None)
             if known is None:
                 continue
             self.uses[block] = min(known[0] + 1, MAX_USES)
             if returns and returns[-1][:2] == known:
-                returns[-1] = Return(*known, returns[-1].num_blocks + 1)
+                returns[-1] = Recomputed(*known, returns[-1].num_blocks + 1)
             else:
-                returns.append(Return(*known, 1))
+                returns.append(Recomputed(*known, 1))
         return returns
 
     def evict(self, blocks: Sequence[int], turn: int) -> None:
-        """Move the use counts of `blocks`, which are evicted, to the history. `turn`: their last
-        release (see `cached_blocks.EvictionOrder`).
+        """Move the use counts of `blocks`, which are evicted, to the history. `turn`: when they
+        last became cached (see `cached_blocks.EvictionOrder`).
         """
         digest_of, remembered, uses = self._digest_of, self._remembered, self.uses
         for block in blocks:
@@ -77,7 +79,7 @@ class UseHistory:
         while len(remembered) > self._max_num_remembered:
             remembered.popitem(last=False)
 
-    def lose(self, blocks: Sequence[int]) -> None:
+    def discard(self, blocks: Sequence[int]) -> None:
         """Discard the use counts and digests of `blocks`, whose content is invalid."""
         for block in blocks:
             self._digest_of.pop(block, None)

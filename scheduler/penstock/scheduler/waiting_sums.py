@@ -42,9 +42,9 @@ class _Sum:
 
 
 @dataclass(slots=True)
-class _LineSums:
-    """The totals of one tenant's waiting requests in one priority class (a line). `last_due`: the
-    latest deadline bucket.
+class _TenantSums:
+    """The totals of one tenant's waiting requests in one priority class. `last_due`: the latest
+    deadline bucket.
     """
 
     weight: float
@@ -70,7 +70,7 @@ class _LineSums:
 class _Class:
     all: _Sum = field(default_factory=_Sum)
     weight: float = 0.0
-    lines: dict[str, _LineSums] = field(default_factory=dict[str, _LineSums])
+    tenants: dict[str, _TenantSums] = field(default_factory=dict[str, _TenantSums])
 
 
 class WaitingSums:
@@ -90,9 +90,9 @@ class WaitingSums:
         """Replace the tenants' weights; `default` applies to those that `weights` does not name."""
         self._weights, self._default_weight = dict(weights), default
         for of_class in self._classes.values():
-            for tenant, line in of_class.lines.items():
-                line.weight = self._weight_of(tenant)
-            of_class.weight = sum(line.weight for line in of_class.lines.values())
+            for tenant, of_tenant in of_class.tenants.items():
+                of_tenant.weight = self._weight_of(tenant)
+            of_class.weight = sum(of_tenant.weight for of_tenant in of_class.tenants.values())
 
     def add(self, request: Request, due_s: float) -> None:
         """Add a request that may now be admitted; `due_s`: its earliest deadline or time limit."""
@@ -104,13 +104,13 @@ class WaitingSums:
         )
         spec = request.spec
         of_class = self._classes.setdefault(spec.priority, _Class())
-        line = of_class.lines.get(spec.tenant)
-        if line is None:
-            line = of_class.lines[spec.tenant] = _LineSums(self._weight_of(spec.tenant))
-            of_class.weight += line.weight
+        of_tenant = of_class.tenants.get(spec.tenant)
+        if of_tenant is None:
+            of_tenant = of_class.tenants[spec.tenant] = _TenantSums(self._weight_of(spec.tenant))
+            of_class.weight += of_tenant.weight
         bucket = self._bucket(request, due_s)
-        line.last_due = max(line.last_due, bucket)
-        for total in (of_class.all, line.all, line.by_due.setdefault(bucket, _Sum())):
+        of_tenant.last_due = max(of_tenant.last_due, bucket)
+        for total in (of_class.all, of_tenant.all, of_tenant.by_due.setdefault(bucket, _Sum())):
             total.add(entry)
         self._entries[spec.key] = (entry, bucket)
 
@@ -122,14 +122,14 @@ class WaitingSums:
         entry, bucket = known
         spec = request.spec
         of_class = self._classes[spec.priority]
-        line = of_class.lines[spec.tenant]
-        for total in (of_class.all, line.all, line.by_due[bucket]):
+        of_tenant = of_class.tenants[spec.tenant]
+        for total in (of_class.all, of_tenant.all, of_tenant.by_due[bucket]):
             total.take(entry)
-        if not line.by_due[bucket].num_requests:
-            del line.by_due[bucket]
-        if not line.all.num_requests:
-            del of_class.lines[spec.tenant]
-            of_class.weight -= line.weight
+        if not of_tenant.by_due[bucket].num_requests:
+            del of_tenant.by_due[bucket]
+        if not of_tenant.all.num_requests:
+            del of_class.tenants[spec.tenant]
+            of_class.weight -= of_tenant.weight
         if not of_class.all.num_requests:
             del self._classes[spec.priority]
 
@@ -140,19 +140,19 @@ class WaitingSums:
         of_class = self._classes.get(request.spec.priority)
         if of_class is None:
             return False
-        return not self._is_fair or request.spec.tenant in of_class.lines
+        return not self._is_fair or request.spec.tenant in of_class.tenants
 
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_under_share: bool = False
     ) -> QueuedAhead:
         """Return totals of the requests likely to go before a new request.
 
-        These are higher classes and, among the tenant's requests in the same class, those due at
-        the same time or earlier (in arrival order: the whole class). While these and the request's
-        own `num_prefill` tokens are served, tenants share by weight: the other tenants of the class
-        are expected to get (their weight / own weight) times as much, at most what they have
-        waiting. `is_under_share`: no request of other tenants in the class goes before those of its
-        tenant (fair_share.py).
+        These are the requests of higher classes and, among the tenant's requests in the same class,
+        those due at the same time or earlier (in arrival order: the whole class). While these and
+        the request's own `num_prefill` tokens are served, tenants share by weight: the other
+        tenants of the class are expected to get (their weight / own weight) times as much, at most
+        what they have waiting. `is_under_share`: no request of other tenants in the class goes
+        before those of its tenant (fair_share.py).
         """
         total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():
@@ -166,11 +166,11 @@ class WaitingSums:
             return _ahead(total)
         own, own_all, weight = _Sum(), _Sum(), self._weight_of(spec.tenant)
         others_weight = mine.weight
-        line = mine.lines.get(spec.tenant)
-        if line is not None:
-            own_all = line.all
-            own = line.due_by(self._bucket(request, due_s))
-            others_weight -= line.weight
+        of_tenant = mine.tenants.get(spec.tenant)
+        if of_tenant is not None:
+            own_all = of_tenant.all
+            own = of_tenant.due_by(self._bucket(request, due_s))
+            others_weight -= of_tenant.weight
         total.add(own)
         if is_under_share:
             return _ahead(total)
@@ -190,14 +190,14 @@ class WaitingSums:
         summed = _Sum()
         for of_class in self._classes.values():
             summed.add(of_class.all)
-        lines = _Sum()
+        tenants = _Sum()
         buckets = _Sum()
         for of_class in self._classes.values():
-            for line in of_class.lines.values():
-                lines.add(line.all)
-                for bucket in line.by_due.values():
+            for of_tenant in of_class.tenants.values():
+                tenants.add(of_tenant.all)
+                for bucket in of_tenant.by_due.values():
                     buckets.add(bucket)
-        return [] if total == summed == lines == buckets else ["the sums of the queue are wrong"]
+        return [] if total == summed == tenants == buckets else ["the sums of the queue are wrong"]
 
     def _weight_of(self, tenant: str) -> float:
         return self._weights.get(tenant, self._default_weight)

@@ -28,7 +28,8 @@ LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch", "ObserverLaunch")
 
 
 def default_num_fronts() -> int:
-    """Return half of the usable cores, from 1 to MAX_NUM_FRONTS. The engine uses the others."""
+    """Return half the number of usable cores, at least 1 and at most MAX_NUM_FRONTS. The other
+    cores are for the engine."""
     return max(1, min(MAX_NUM_FRONTS, num_usable_cores() // 2))
 
 
@@ -239,7 +240,7 @@ class ObserverLaunch:
         socket_path: The Unix socket of the engine.
         listener_fd: The inherited listening Unix socket to which fronts connect.
         flight_fd, board_fd: As in `EngineLaunch`.
-        started_s: Start of the service on the monotonic clock.
+        started_s: Start of the service in seconds on the monotonic clock.
     """
 
     server: ServerConfig
@@ -268,14 +269,15 @@ def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
 
 
 def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
-    """Decode launch parameters of type `kind` that `encode_launch` encoded."""
+    """Return the launch parameters of type `kind` that `encode_launch` encoded as `data`."""
     import msgspec
 
     return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))
 
 
 def _encode_path(value: object) -> str:
-    """Return the text of a path, the only type here that MessagePack lacks."""
+    """Return the text of a path. Raises TypeError for any other type, which `decode_launch` could
+    not restore."""
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"launch parameters must not contain a {type(value).__name__}")

@@ -71,7 +71,7 @@ def test_a_dict_is_read_as_the_message_it_describes(
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("given", "message"),
     [
         ({"role": "user", "contnet": "x"}, ".contnet: no such key; did you mean content?"),
         ({"role": "user", "zzz": "x"}, ".zzz: no such key; known are role, content, name,"),
@@ -116,12 +116,12 @@ def test_a_dict_is_read_as_the_message_it_describes(
     ],
 )
 def test_a_bad_dict_is_named_by_its_path_and_not_repeated(
-    given: dict[str, Any], complaint: str
+    given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         encode({"role": "user", "content": "Hi"}, given)
 
-    assert str(caught.value).startswith(f"chat_prompt.messages[1]{complaint}")
+    assert str(caught.value).startswith(f"chat_prompt.messages[1]{message}")
     assert "secret" not in str(caught.value)
 
 

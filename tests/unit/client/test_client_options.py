@@ -230,7 +230,7 @@ def test_values_out_of_range_are_rejected_by_path(options: dict[str, Any], path:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "path", "complaint"),
+    ("prompt", "path", "message"),
     [
         ("secret\udcff" * 999, "text_prompt.text", "is not valid UTF-8"),
         (TextPrompt(text=cast(str, b"secret\xff")), "text_prompt.text", "is not valid UTF-8"),
@@ -242,11 +242,11 @@ def test_values_out_of_range_are_rejected_by_path(options: dict[str, Any], path:
         ),
     ],
 )
-def test_a_bad_prompt_is_named_and_not_repeated(prompt: Any, path: str, complaint: str) -> None:
+def test_a_bad_prompt_is_named_and_not_repeated(prompt: Any, path: str, message: str) -> None:
     with pytest.raises(ValueError, match="prompt") as caught:
         encode(prompt)
 
-    assert str(caught.value) == f"{path}: the prompt {complaint}"
+    assert str(caught.value) == f"{path}: the prompt {message}"
 
 
 def test_a_long_value_that_does_not_fit_is_cut_short() -> None:

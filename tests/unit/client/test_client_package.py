@@ -62,7 +62,7 @@ def test_a_host_alone_means_the_default_port(address: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "complaint"),
+    ("address", "message"),
     [
         ("localhost:", "no port after the colon"),
         ("[::1]:", "no port after the colon"),
@@ -79,9 +79,9 @@ def test_a_host_alone_means_the_default_port(address: str, target: str) -> None:
 )
 @pytest.mark.parametrize("kind", [Client, SyncClient])
 def test_invalid_addresses_are_rejected(
-    kind: type[Client] | type[SyncClient], address: str, complaint: str
+    kind: type[Client] | type[SyncClient], address: str, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^address: .*{complaint}"):
+    with pytest.raises(ValueError, match=f"^address: .*{message}"):
         kind(address)
 
 

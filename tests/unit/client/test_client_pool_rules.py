@@ -139,11 +139,11 @@ def test_the_backlog_is_bounded_and_served_in_order() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=1, max_waiting_calls=2))
     assert admission.try_enter()
     assert not admission.try_enter()
-    admission.wait("a")
-    admission.wait("b")
+    admission.enqueue("a")
+    admission.enqueue("b")
 
     with pytest.raises(BacklogFull, match="1 calls of this client are open and 2 wait") as caught:
-        admission.wait("c")
+        admission.enqueue("c")
 
     assert isinstance(caught.value, ResourceExhausted)
     assert not is_transient(caught.value)
@@ -155,11 +155,11 @@ def test_no_request_overtakes_a_waiting_one() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=2))
     assert admission.try_enter()
     assert admission.try_enter()
-    admission.wait("a")
+    admission.enqueue("a")
     assert admission.leave() == "a"
     assert admission.leave() is None
 
-    admission.wait("b")
+    admission.enqueue("b")
 
     assert not admission.try_enter()
 
@@ -182,11 +182,11 @@ def test_the_number_of_admitted_calls_stays_within_the_limit(
                 num_inside += 1
                 assert not waiting
             elif len(waiting) < max_waiting:
-                admission.wait(number)
+                admission.enqueue(number)
                 waiting.append(number)
             else:
                 with pytest.raises(BacklogFull):
-                    admission.wait(number)
+                    admission.enqueue(number)
         elif move == "leave" and num_inside:
             woken = admission.leave()
             assert woken == (waiting.pop(0) if waiting else None)
@@ -223,12 +223,12 @@ def test_several_addresses(address: Any, targets: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "complaint"),
+    ("address", "message"),
     [((), "must not be empty"), ("a:1,a:1", "named twice"), ("a:1,", "must be HOST")],
 )
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-def test_bad_lists_of_addresses(kind: Any, address: Any, complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"^address: .*{complaint}"):
+def test_bad_lists_of_addresses(kind: Any, address: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^address: .*{message}"):
         kind(address)
 
 
@@ -267,7 +267,7 @@ def test_every_channel_has_its_own_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[]", "must be a JSON object"),
@@ -277,8 +277,8 @@ def test_every_channel_has_its_own_connection() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-def test_bad_service_configs(kind: Any, text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"^service_config: .*{complaint}"):
+def test_bad_service_configs(kind: Any, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^service_config: .*{message}"):
         kind(channel=ChannelConfig(service_config=text))
 
 

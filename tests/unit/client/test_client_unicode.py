@@ -9,7 +9,7 @@ import pytest
 import penstock.v1 as pb
 from penstock.client import Adapter, ChatMessage, MultiplexConfig, RegexConstraint, TraceContext
 from penstock.client.encoding import encode_request
-from penstock.client.multiplex import Lanes
+from penstock.client.multiplex import MultiplexedRequests
 from penstock.client.options import build_request
 
 HALF = "private \ud83d"
@@ -47,11 +47,11 @@ def test_a_trace_that_cannot_be_a_header_is_rejected(value: str) -> None:
 
 
 def test_a_submit_that_cannot_be_encoded_leaves_the_call_usable() -> None:
-    calls = Lanes(MultiplexConfig(), opened_at_s=0.0)
+    calls = MultiplexedRequests(MultiplexConfig(), opened_at_s=0.0)
     request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="Hi"))
-    lane, _ = calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
+    opened, _ = calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
     with pytest.raises(ValueError, match="surrogates not allowed"):
         calls.submit(request, timeout_s=None, traceparent=HALF, wake=lambda: None)
     assert calls.num_open == 1
     assert calls.can_submit(0.0)
-    assert lane.take() is None
+    assert opened.take() is None

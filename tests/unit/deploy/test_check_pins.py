@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "trtllm" / "check_pins.py"
-NO_COMPLAINTS = "No broken requirements found.\n"
+NO_PROBLEMS = "No broken requirements found.\n"
 
 
 def load() -> ModuleType:
@@ -56,13 +56,13 @@ def test_every_other_change_is_reported(after: dict[str, str], change: str) -> N
     assert check_pins.changes(IMAGE, after) == [change]
 
 
-def test_only_new_complaints_are_reported() -> None:
+def test_only_new_problems_are_reported() -> None:
     old = "opencv 4.9 requires numpy<2, but you have numpy 2.1.3."
     new = "onnx 1.18.0 requires protobuf<6, but you have protobuf 6.33.2."
 
-    assert check_pins.new_complaints([old, ""], [new, old]) == [new]
-    assert check_pins.new_complaints([NO_COMPLAINTS], [new]) == [new]
-    assert check_pins.new_complaints([old], [NO_COMPLAINTS]) == []
+    assert check_pins.new_problems([old, ""], [new, old]) == [new]
+    assert check_pins.new_problems([NO_PROBLEMS], [new]) == [new]
+    assert check_pins.new_problems([old], [NO_PROBLEMS]) == []
 
 
 def run(*arguments: str, may_rise: str = "") -> subprocess.CompletedProcess[str]:
@@ -79,7 +79,7 @@ def run(*arguments: str, may_rise: str = "") -> subprocess.CompletedProcess[str]
 def write_pins(folder: Path, after: dict[str, str]) -> None:
     for name, versions in (("before", IMAGE), ("after", after)):
         (folder / f"{name}.txt").write_text("\n".join(check_pins.written(versions)) + "\n")
-        (folder / f"complaints-{name}.txt").write_text(NO_COMPLAINTS)
+        (folder / f"problems-{name}.txt").write_text(NO_PROBLEMS)
 
 
 def test_compare_fails_the_build_by_its_exit_code(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_compare_fails_the_build_by_its_exit_code(tmp_path: Path) -> None:
     )
 
 
-def test_compare_counts_complaints(tmp_path: Path) -> None:
+def test_compare_counts_problems(tmp_path: Path) -> None:
     write_pins(tmp_path, IMAGE)
     assert run("compare", str(tmp_path)).returncode == 0
 
-    (tmp_path / "complaints-after.txt").write_text("penstock 0.1.0 requires uvloop\n")
+    (tmp_path / "problems-after.txt").write_text("penstock 0.1.0 requires uvloop\n")
 
     assert run("compare", str(tmp_path)).returncode == 1
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from site_hooks import as_github_reads_it
+from site_hooks import adapt_github_markdown
 
 
 def test_code_in_a_table_shows_pipes_without_a_backslash() -> None:
     table = '| a | b |\n|---|---|\n| `N\\|off` x\\|y | `{r=~"A\\|B"}` |'
     block = "```\n| `N\\|off` |\n```"
 
-    text = as_github_reads_it(f"{table}\n\n{block}")
+    text = adapt_github_markdown(f"{table}\n\n{block}")
 
     assert text == '| a | b |\n|---|---|\n| `N|off` x\\|y | `{r=~"A|B"}` |\n\n' + block

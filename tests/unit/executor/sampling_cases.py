@@ -128,7 +128,7 @@ class Seated:
             self.arrays.fill(request)
             requests.append(request)
         self.batch = batch_of(self.arrays, (), admitted=tuple(requests))
-        self.rules.follow(self.batch)
+        self.rules.update(self.batch)
         self.logits = np.stack([case.logits for case in cases])
 
 

@@ -40,7 +40,7 @@ class OnDevice:
             max_num_seqs=seated.num_slots, vocab_size=vocab_size, device=DEVICE
         )
         self.last_tokens = torch.zeros(2 * seated.num_slots + 2, dtype=torch.int32, device=DEVICE)
-        self.sampler.follow(seated.batch, seated.rules)
+        self.sampler.update(seated.batch, seated.rules)
 
     def sample(
         self,

@@ -20,7 +20,7 @@ def request(key: int, num_shared: int) -> Request:
 
 
 def wanted(prefixes: LivePrefixes, one: Request) -> list[bool]:
-    return [prefixes.is_wanted(one, index) for index in range(NUM_BLOCKS + 1)]
+    return [prefixes.may_be_computed(one, index) for index in range(NUM_BLOCKS + 1)]
 
 
 def test_blocks_that_another_request_computes_are_expected_up_to_the_common_prefix() -> None:

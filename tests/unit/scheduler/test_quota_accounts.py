@@ -209,7 +209,7 @@ def test_of_two_limits_the_longer_wait_is_reported() -> None:
     quota = TenantQuota(max_requests_per_minute=2, max_tokens_per_minute=60)
     accounts = QuotaAccounts({}, quota)
     for key in (1, 2):
-        accounts.take_in(make_spec(key, 30), 1, 0, 0.0)
+        accounts.charge_request(make_spec(key, 30), 1, 0, 0.0)
     breach = accounts.breach_of("", 1, 1, 0.0)
     assert breach is not None
     assert (breach.kind, breach.limit) == (QuotaKind.REQUESTS_PER_MINUTE, 2)
@@ -218,7 +218,7 @@ def test_of_two_limits_the_longer_wait_is_reported() -> None:
 
 def test_a_smaller_limit_creates_no_debt_and_a_removed_one_applies_at_once() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_tokens_per_minute=1000))
-    accounts.take_in(make_spec(1, 500, tenant="a"), 1, 0, 0.0)
+    accounts.charge_request(make_spec(1, 500, tenant="a"), 1, 0, 0.0)
     accounts.release("a")
     accounts.set_quotas({"a": TenantQuota(max_tokens_per_minute=10)}, NO_QUOTA)
     assert accounts.breach_of("a", 5, 1, 0.0) is None, "half of a minute is left, of any size"
@@ -233,7 +233,7 @@ def test_empty_accounts_are_forgotten() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_requests_per_minute=1))
     for key in range(1, 1001):
         now = 100.0 * key
-        accounts.take_in(make_spec(key, 1, tenant=f"tenant-{key}"), 1, key % 7, now)
+        accounts.charge_request(make_spec(key, 1, tenant=f"tenant-{key}"), 1, key % 7, now)
         accounts.release(f"tenant-{key}")
     assert len(accounts) <= 3
 

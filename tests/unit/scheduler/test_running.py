@@ -17,12 +17,12 @@ def make_running(num_slots: int = 4) -> RunningSet:
 def test_the_lowest_free_slot_is_taken_and_columns_stay_short() -> None:
     running = make_running()
     requests = [request(make_spec(key), key) for key in (1, 2, 3)]
-    assert [running.enter(one) for one in requests] == [0, 1, 2]
-    running.leave(1)
+    assert [running.take_slot(one) for one in requests] == [0, 1, 2]
+    running.release_slot(1)
     assert running.high_water == 3
-    running.leave(2)
+    running.release_slot(2)
     assert running.high_water == 1
-    assert running.enter(requests[1]) == 1
+    assert running.take_slot(requests[1]) == 1
     assert len(running) == 2
 
 
@@ -35,6 +35,6 @@ def test_prefills_continue_in_order_of_seniority_not_of_slot() -> None:
         request(make_spec(3), 5),
     )
     for one in (junior, urgent, senior):
-        running.enter(one)
+        running.take_slot(one)
     assert running.prefilling() == [urgent, senior, junior]
     assert running.most_junior() is junior

@@ -16,7 +16,7 @@ from penstock.server.cli.serve_settings import check_gateway
 from penstock.server.config import EngineLaunch, ServerConfig, decode_launch, encode_launch
 from penstock.server.engine.quarantine import SuspectedRequest
 from penstock.server.settings.sources import BadSetting
-from support.guarded import Premises
+from support.security_files import SecurityFiles
 from support.serve_config import check_launches, serve_config
 
 
@@ -121,10 +121,15 @@ def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_credentials_that_the_gateway_cannot_send_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    premises = Premises(tmp_path)
+    security_files = SecurityFiles(tmp_path)
     files = (
-        *("--policy-file", premises.policy_file, "--tls-client-ca", premises.clients.ca_file),
-        *("--tls-cert", premises.cert_file, "--tls-key", premises.key_file),
+        *(
+            "--policy-file",
+            security_files.policy_file,
+            "--tls-client-ca",
+            security_files.clients.ca_file,
+        ),
+        *("--tls-cert", security_files.cert_file, "--tls-key", security_files.key_file),
     )
     with caplog.at_level(logging.WARNING):
         config = configured("--gateway", "smg", *files)

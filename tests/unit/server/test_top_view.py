@@ -57,7 +57,7 @@ def test_a_frame_shows_load_latency_and_requests() -> None:
 
 def test_the_last_answer_is_shown_if_the_service_is_unreachable() -> None:
     state = board_of(request_view(1))
-    state.miss("UNAVAILABLE: gone")
+    state.record_failure("UNAVAILABLE: gone")
     lines = drawn(state)
     assert "no response since" in lines[0]
     assert "UNAVAILABLE: gone" in lines[0]

@@ -100,7 +100,7 @@ def test_a_complete_sequence_of_states_is_sound() -> None:
     assert run.states == [("PENDING", 0.0), ("PROCESSING", 0.02), ("COMPLETED", 0.05)]
     assert run.text == "What light"
     assert run.is_sound
-    assert run.complaint == ""
+    assert run.problem == ""
 
 
 def test_preemption_is_part_of_the_history() -> None:
@@ -124,7 +124,7 @@ def test_an_incomplete_sequence_of_states_is_not_sound(left_out: int) -> None:
     run = play(make_run(), events)
 
     assert not run.is_sound
-    assert run.complaint.startswith("states seen: ")
+    assert run.problem.startswith("states seen: ")
 
 
 def test_a_failure_is_reported() -> None:
@@ -133,7 +133,7 @@ def test_a_failure_is_reported() -> None:
     run.on_error(error(), 0.5)
 
     assert run.state == "ERROR"
-    assert run.complaint == "INTERNAL: oh"
+    assert run.problem == "INTERNAL: oh"
 
 
 def test_a_state_comes_after_the_text_before_it() -> None:

@@ -16,7 +16,7 @@ from penstock.tools.simulation.flight_trace import flight_steps, flight_trace, i
 from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
-from support.flights import COST, Flown
+from support.flights import COST, RecordedEngine
 from support.reports import make_facts
 
 BOUND = 0.02
@@ -25,21 +25,21 @@ recorded.
 """
 
 
-def flown_traffic(depth: int, num_requests: int = 80) -> Flown:
-    flown = Flown(depth=depth, num_steps=2048, num_blocks=120)
+def flown_traffic(depth: int, num_requests: int = 80) -> RecordedEngine:
+    recorded = RecordedEngine(depth=depth, num_steps=2048, num_blocks=120)
     for key in range(1, num_requests + 1):
-        flown.submit(key, 20 + 7 * key % 250, 1 + 13 * key % 50, tenant=f"t{key % 2}")
+        recorded.submit(key, 20 + 7 * key % 250, 1 + 13 * key % 50, tenant=f"t{key % 2}")
         for _ in range(key % 5):
-            flown.step()
-    return flown
+            recorded.step()
+    return recorded
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_replay_does_the_same_work_at_the_same_speed(tmp_path: Path, depth: int) -> None:
-    flown = flown_traffic(depth)
-    flown.finish()
-    path = dump(flown.fd, tmp_path, "test")
-    recording = flown.recording()
+    recorded = flown_traffic(depth)
+    recorded.finish()
+    path = dump(recorded.fd, tmp_path, "test")
+    recording = recorded.recording()
     assert is_flight_file(path)
 
     fit = fit_cost(*flight_steps(path))
@@ -58,7 +58,7 @@ def test_a_replay_does_the_same_work_at_the_same_speed(tmp_path: Path, depth: in
 
     assert summary.num_requests == 80
     table = run.recorder.table
-    num_output = sum(flown.num_output.values())
+    num_output = sum(recorded.num_output.values())
     assert int(table.counts("num_output_tokens").sum()) == num_output
     assert sorted(table.tenants) == ["t0", "t1"]
     if depth == 1:
@@ -71,33 +71,33 @@ def test_a_replay_does_the_same_work_at_the_same_speed(tmp_path: Path, depth: in
 
 
 def test_a_live_request_is_replayed_with_its_output_so_far(tmp_path: Path) -> None:
-    flown = flown_traffic(1, 30)
-    path = dump(flown.fd, tmp_path, "test")
+    recorded = flown_traffic(1, 30)
+    path = dump(recorded.fd, tmp_path, "test")
 
     trace = flight_trace(path)
 
-    live = 30 - len(flown.ends)
+    live = 30 - len(recorded.ends)
     assert live > 3
     assert sum(request.num_output_tokens for request in trace.requests) == sum(
-        flown.num_output.values()
+        recorded.num_output.values()
     )
     assert len(trace.requests) + trace.num_left_out == 30
     assert trace.requests[0].arrival_s == 0.0
 
 
 def test_rejected_load_is_load(tmp_path: Path) -> None:
-    flown = Flown(num_steps=256)
-    flown.submit(1, 40, 10)
-    flown.submit(2, 40, 20)
-    flown.finish()
-    flown.submit(3, 40, 12, deadline_s=flown.clock() - 1.0)
-    flown.submit(4, 2000, 5)
-    flown.submit(5, 40, 12)
-    flown.engine.cancel(5)
-    flown.finish()
-    assert flown.ends[5].reason is FinishReason.CANCELLED
+    recorded = RecordedEngine(num_steps=256)
+    recorded.submit(1, 40, 10)
+    recorded.submit(2, 40, 20)
+    recorded.finish()
+    recorded.submit(3, 40, 12, deadline_s=recorded.clock() - 1.0)
+    recorded.submit(4, 2000, 5)
+    recorded.submit(5, 40, 12)
+    recorded.engine.cancel(5)
+    recorded.finish()
+    assert recorded.ends[5].reason is FinishReason.CANCELLED
 
-    trace = flight_trace(dump(flown.fd, tmp_path, "test"))
+    trace = flight_trace(dump(recorded.fd, tmp_path, "test"))
 
     # The third gets the mean of 10 and 20, but no more than it asked for.
     assert [request.num_output_tokens for request in trace.requests] == [10, 20, 12]

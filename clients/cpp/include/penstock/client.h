@@ -39,7 +39,8 @@ class Client {
   // after a lost connection, the stream reconnects by itself.
   [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds grace,
                               CallOptions options = {});
-  // Cancels a request and returns its state before. Throws Error.
+  // Cancels a request of the caller's tenant and returns its state before the cancellation. Throws
+  // Error.
   v1::RequestState cancel(const std::string& request_id, const CallOptions& options = {});
 
   // Returns the channel, for generated stubs of the other services of the API.

@@ -40,7 +40,7 @@ struct TlsOptions {
   std::string server_name{};
 };
 
-// All generations of a client over one Multiplex call.
+// How all generations of a client share one Multiplex call.
 struct MultiplexOptions {
   // Output tokens of one request that the server may send before they are read from its Stream.
   std::uint32_t window_tokens = 256;

@@ -17,12 +17,12 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The properties of a model. `max_seq_len`: in tokens; with longrope embeddings, the length up
-    to which their frequencies do not change. `windowed_layers`: the indices of the layers that must
-    use a sliding window.
+    """The properties of a model that its configuration states.
 
-    `undeclared_window`: size in tokens of a sliding window for which the configuration names no
-    layers, or 0.
+    `name`: the configuration's `model_type`. `max_seq_len`: in tokens; with longrope embeddings,
+    the length up to which their frequencies do not change. `windowed_layers`: the indices of the
+    layers that must use a sliding window. `undeclared_window`: size in tokens of a sliding window
+    for which the configuration names no layers, or 0.
     """
 
     name: str

@@ -15,8 +15,8 @@ from penstock.scheduler.batch import Batch, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComputedStep:
-    """A computed step. `sampled`: aligned with the batch's `sampled_slots`; `prompt_logprobs`: see
-    `StepResult`.
+    """The results of one step. `forwarded`: the result of the forward. `sampled`: the sampled
+    tokens, aligned with the batch's `sampled_slots`. `prompt_logprobs`: see `StepResult`.
     """
 
     forwarded: Forwarded
@@ -25,7 +25,9 @@ class ComputedStep:
 
 
 def compute_step(forward: StepForward, batch: Batch, rules: SlotRules) -> ComputedStep:
-    """Compute a batch with at least one row."""
+    """Run the forward of a batch with at least one row, sample a token for each of its
+    `sampled_slots`, and compute the requested log probabilities of prompt tokens.
+    """
     sampled_rows = rows_of(batch, batch.sampled_slots)
     prompts: list[PromptRows] = []
 

@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 def create_torch_executor(config: ExecutorConfig) -> Executor:
-    """Load the model and build its executor. Raises the same errors as `TorchExecutor`."""
+    """Load the configured model and return an executor for it, on the fused or the eager path.
+    Raises the same errors as `TorchExecutor`.
+    """
     if config.device == "cpu" and torch.cuda.is_available():
         logger.warning("device is cpu, but a CUDA device is available")
     model = load_configured(config)

@@ -11,7 +11,9 @@ from penstock.executor.config import ExecutorConfig
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the device's free memory plus the allocator's unused memory."""
+    """Return the bytes that can be allocated: the device's free memory, and the memory that
+    PyTorch's allocator has reserved but not allocated.
+    """
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + held
@@ -31,7 +33,9 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
 
 @contextmanager
 def fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
-    """Convert an out-of-memory error to a ValueError that names the setting to lower."""
+    """Convert an out-of-memory error, raised in the `with` block, to a ValueError that names
+    `setting` as the setting to lower.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -15,8 +15,8 @@ _NUM_ROWS = 1024
 
 
 class EightBitLinear(nn.Linear):
-    """The layer `linear` (and its bias) with `weight` [out, in] in 8 bits and `scale` float32
-    [out].
+    """A replacement for the layer `linear`: the same bias, but `weight` [out, in] in 8 bits, with
+    `scale` float32 [out].
     """
 
     scale: Tensor
@@ -48,7 +48,7 @@ def widen(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def in_parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors in parts of the same rows, at most _NUM_ROWS, so that a float32 copy of a
-    part is small next to a weight.
+    """Yield tuples with the same slice of rows of each tensor, at most _NUM_ROWS rows at a time, so
+    that a float32 copy of a slice is small compared with a weight.
     """
     return zip(*(tensor.split(_NUM_ROWS) for tensor in tensors), strict=True)

@@ -1,4 +1,5 @@
-"""The torch executor that computes a step within `launch`: on a CPU, and in eager mode on CUDA.
+"""The torch executor that computes a step within `launch`: on a CPU, and on CUDA with the modules
+of transformers (the eager path).
 
 A step has four parts: apply releases and admissions, run the forward (`step_forward`), sample,
 report failures. The executor is called from one thread. `launch` waits for the step on CUDA too,
@@ -53,7 +54,8 @@ class TorchExecutor:
     model's modules.
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
-    the model, ValueError naming the field when the settings do not fit the model.
+    the model, ValueError naming the field when the settings do not fit the model or the memory, and
+    ValueError if PENSTOCK_CPU_KERNELS names an instruction set that does not run here.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class TorchExecutor:
         """
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
-        self._rules.follow(batch)
+        self._rules.update(batch)
         if batch.num_rows == 0:
             self._results.append(
                 StepResult(slots=batch.sampled_slots, tokens=np.zeros(0, dtype=np.int32))
@@ -210,7 +212,7 @@ class TorchExecutor:
         return failures
 
     def _clear(self, batch: Batch, rows: Ints) -> None:
-        """Clear the keys and values that `rows` of the batch wrote."""
+        """Zero the keys and values that `rows` of the batch wrote, in all layers."""
         counts = batch.num_tokens[rows].astype(np.int64)
         firsts = batch.starts[rows] + counts - np.cumsum(counts)
         positions = np.arange(int(counts.sum())) + np.repeat(firsts, counts)

@@ -1,4 +1,5 @@
-"""Joins the weights of the fused step: projections with a common input become one matrix.
+"""Joins the weights of the fused step (the forward with Penstock's kernels): projections with a
+common input become one matrix.
 
 The modules keep views of the joined matrices, so weights are stored once and the eager path with
 the same modules still works.
@@ -34,7 +35,9 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
-    """The weights of one layer. `window` 0: no sliding window."""
+    """The weights of one layer: those of the norms are [hidden], those of the query and key norms
+    [head_dim], or None without such norms. `window`: the sliding window in tokens, 0 for none.
+    """
 
     qkv: Projection
     out: Projection

@@ -16,9 +16,9 @@ NUM_PROBE_BLOCKS = 3
 
 
 class HealthProbe:
-    """The step of the health probe, and its rules.
+    """The step of the health probe, `batch`, and its slot rules, `rules`, which are empty.
 
-    `batch`: uses the blocks that follow those of requests. `rules`: contain no logit bias.
+    The step writes to the NUM_PROBE_BLOCKS blocks after those of requests.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:

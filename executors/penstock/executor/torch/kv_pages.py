@@ -31,7 +31,9 @@ class HeadShape:
 
 
 class KVPages:
-    """The pages of every layer, initialised to zero."""
+    """The KV cache of all layers on one device: `num_blocks` blocks of `block_size` tokens each,
+    initialised to zero. `shapes`: by layer.
+    """
 
     def __init__(
         self,

@@ -100,7 +100,9 @@ class _SegmentAttention:
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-    """Attend in float32. query [n, Hq, D] belongs to the last n of keys and values [m, H, D]."""
+    """Attend causally, in float32, with the queries [n, Hq, D] of the last n of m tokens to keys
+    and values [m, H, D] of all m; return [n, Hq, D].
+    """
     group = query.shape[1] // keys.shape[1]
     keys, values = (part.float().repeat_interleave(group, 1) for part in (keys, values))
     scores = torch.einsum("nhd,mhd->hnm", query.float(), keys) * scoring.scaling
@@ -123,7 +125,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 @torch.inference_mode()
 def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> Probed:
     """Run the test steps and return the results. Raises UnsupportedModel for a model that packed
-    steps would compute wrongly, whose logits are not finite, or that lacks a required argument.
+    steps would compute wrongly, whose logits are not finite, whose vocabulary is too small for the
+    test, or whose forward has no argument `logits_to_keep`.
     """
     name = architecture.name
     parameters = inspect.signature(module.forward).parameters

@@ -36,7 +36,7 @@ class LoadProgress:
             logger.info("%s: %.1f of %.1f GiB", self._action, done, total)
 
     def finish(self) -> None:
-        """Log how long the load took."""
+        """Log the total size and the seconds since the object was created."""
         taken_s = self._clock() - self._begun_s
         logger.info("%s: %s in %.1f s", self._action, size(self._total), taken_s)
 

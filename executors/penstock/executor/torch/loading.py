@@ -147,7 +147,8 @@ def _named(subject: str, device: torch.device, narrower: str = "") -> Generator[
     """Convert any other error than ModelLoadError and UnsupportedModel to a ModelLoadError that
     starts with `subject`.
 
-    `narrower`: the setting to recommend when memory of the device is short, with a comma.
+    `narrower`: the setting that an out-of-memory error recommends first, followed by a comma and a
+    space, or "".
     """
     try:
         yield

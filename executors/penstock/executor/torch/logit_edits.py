@@ -1,8 +1,9 @@
 """Edits of logits before sampling: penalties, bias, barred stop ids.
 
 The order is: penalties act on the model's logits, then the client's bias is added, then stop ids
-are barred while the output is shorter than `min_tokens`. All rows that need an edit are edited
-together; the cost of penalties grows with the lengths of the sequences, not with the vocabulary.
+are barred (their logits become minus infinity) while the output is shorter than `min_tokens`. All
+rows that need an edit are edited together; the cost of penalties grows with the lengths of the
+sequences, not with the vocabulary.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""The eager path: the unchanged modules of transformers, with paged attention.
+"""The eager path: the modules of transformers, with paged attention and, on a CPU, with packed
+linear layers.
 
 Packs the inputs, runs attention and clears pages. The same code runs on a CPU and on a CUDA device.
 """
@@ -26,8 +27,8 @@ bandwidth).
 
 
 def eager_path(model: LoadedModel) -> ForwardPath:
-    """Return the path that supports every loaded model. On a CPU, pack the model's linear layers in
-    place.
+    """Return the eager path, which supports every loaded model. On a CPU, pack the model's bfloat16
+    linear layers in place.
     """
     num_weight_bytes = weight_bytes(model)
     if model.device.type == "cpu":
@@ -41,7 +42,10 @@ def eager_path(model: LoadedModel) -> ForwardPath:
 
 
 class ModuleForward:
-    """Computes steps with the model's own modules over `pages`."""
+    """A `StepForward` that runs the modules of transformers; keys and values are in `pages`.
+
+    Attaches itself to the modules as their `AttentionRunner`.
+    """
 
     def __init__(self, model: LoadedModel, pages: KVPages) -> None:
         self._model = model

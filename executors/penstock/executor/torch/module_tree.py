@@ -1,4 +1,5 @@
-"""Recognises models that the fused step supports, by their module tree.
+"""Recognises models that the fused step (the forward with Penstock's kernels) supports, by their
+module tree.
 
 The tree is that of Llama, shared by Qwen2, Qwen3, Mistral and many others: each layer has a norm,
 grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding
@@ -37,7 +38,7 @@ class NotFused(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTree:
     """One layer's linear layers and norm weights. `qkv`, `gate_up`: linear layers with a common
-    input, to be joined. `window` 0: no sliding window.
+    input, to be joined. `window`: the sliding window in tokens, 0 for none.
     """
 
     qkv: tuple[nn.Linear, ...]
@@ -53,8 +54,8 @@ class LayerTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTree:
-    """The parts of a model for the fused step. `eps`: the epsilon of all norms. `scaling`: factor
-    of the attention scores. `rotary_scaling`: factor of cosines and sines.
+    """The parts of a model that the fused step uses. `eps`: the epsilon of all norms. `scaling`:
+    factor of the attention scores. `rotary_scaling`: factor of cosines and sines.
     """
 
     layers: tuple[LayerTree, ...]

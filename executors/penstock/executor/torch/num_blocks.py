@@ -1,8 +1,8 @@
 """The number of KV cache blocks: from the settings, or from a GPU's free memory.
 
-The functions raise ValueError if the blocks do not fit into the free memory. On a host this is
-MemAvailable, or less if a control group limits it. The page cache counts as available, since the
-kernel evicts it on demand.
+`num_host_blocks` and `num_device_blocks` raise ValueError if the blocks do not fit into the free
+memory. On a host this is MemAvailable, or less if a control group limits it. The page cache counts
+as available, since the kernel evicts it on demand.
 """
 
 import logging
@@ -68,13 +68,13 @@ def num_device_blocks(
     step_bytes: int,
 ) -> int:
     """Return the number of blocks for a device with `free_bytes` left after the weights: the
-    setting `num_blocks`; if it is not set, the blocks of `kv_cache_bytes` or else of
-    `kv_memory_fraction`, or the number that `max_num_seqs` sequences of full length need if this is
-    lower.
+    setting `num_blocks`; if it is not set, the number of blocks of `bytes_each` in `kv_cache_bytes`
+    or, if that is not set either, in the share `kv_memory_fraction` of the usable memory; at most
+    the number that `max_num_seqs` sequences of full length need.
 
-    `step_bytes`: memory that the largest step needs. Raises ValueError naming the setting when the
-    blocks do not fit next to it, the health probe's blocks and a margin, or when not even one block
-    fits.
+    The usable memory is `free_bytes` minus `step_bytes` (memory that the largest step needs), the
+    health probe's blocks and a margin. Raises ValueError naming the setting when the blocks do not
+    fit into it, or when not even one block fits.
     """
     reserved_bytes = step_bytes + NUM_PROBE_BLOCKS * bytes_each + _MARGIN_BYTES
     room = max(free_bytes - reserved_bytes, 0)

@@ -171,7 +171,9 @@ class PagedAttention:
         return self._scores[:num_elements].view(shape), self._weights[:num_elements].view(shape)
 
     def _tiles(self, layer: int, num_rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-        """Yield (rows, key heads) of tiles whose pages, `width` blocks per row, fit the scratch."""
+        """Yield (rows, key heads) of tiles whose pages, `width` blocks per row and head, have at
+        most `TileLimits.gathered_bytes`; a tile has at least one row and one head.
+        """
         shape = self._pages.shapes[layer]
         num_elements = 2 * width * self._pages.block_size * shape.head_dim
         room = max(self._scratch.gathered_bytes // (num_elements * self._pages.dtype.itemsize), 1)

@@ -1,8 +1,8 @@
 """Linear layers in bfloat16 whose weights are packed once, instead of in every call.
 
 Packs weights for the compiled kernels or for oneDNN. PyTorch's operators for oneDNN are private, so
-they are tested at start. They compute small products faster than without packing, with the same
-results up to rounding.
+they are tested at start. With packed weights, small products are faster and have the same results
+up to rounding.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Finds the packed rows that predict prompt tokens, and computes log probabilities of prompts."""
+"""Finds the packed tokens of a step whose logits predict prompt tokens, and computes log
+probabilities of the latter.
+"""
 
 from dataclasses import dataclass
 
@@ -14,8 +16,11 @@ from penstock.scheduler.batch import Batch, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptRows:
-    """The packed rows `packed` [t] whose logits predict `tokens` [t] of a slot, which start at
-    `first_position`. `num_top`: number of top log probabilities.
+    """The packed tokens of one slot whose logits predict prompt tokens.
+
+    `packed` int64 [t]: their indices among the packed tokens of the step. `tokens` int32 [t]: the
+    predicted ids, of the prompt's positions from `first_position` on. `num_top`: number of top log
+    probabilities.
     """
 
     slot: int
@@ -26,8 +31,8 @@ class PromptRows:
 
 
 def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
-    """Return the packed rows of this step that predict prompt tokens, for each request with prompt
-    logprobs; no row predicts position 0.
+    """Return, for each request with prompt logprobs, the packed tokens of this step whose logits
+    predict prompt tokens; nothing predicts position 0. `last_of_row`: see `Forwarded`.
     """
     arrays = batch.arrays
     found: list[PromptRows] = []
@@ -53,8 +58,8 @@ def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
 def prompt_logprobs(
     logits: Tensor, prompts: list[PromptRows]
 ) -> list[tuple[int, int, TokenLogprobs]]:
-    """Return (slot, first position, log probabilities) for each of `prompts`; `logits`: the rows of
-    all prompts in order.
+    """Return (slot, first position, log probabilities) for each of `prompts`; `logits` [tokens,
+    vocabulary]: those of the packed tokens of all `prompts`, in order.
     """
     found: list[tuple[int, int, TokenLogprobs]] = []
     first = 0

@@ -16,8 +16,8 @@ class RotaryTable:
 
 @torch.inference_mode()
 def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) -> RotaryTable:
-    """Return the cosines and sines of `positions`, multiplied by `scaling`: as transformers
-    computes it, but without rounding to half precision.
+    """Return the cosines and sines of `positions` [n], multiplied by `scaling`, for
+    `inverse_frequencies` [head_dim / 2]; as in transformers, but not rounded to half precision.
     """
     frequencies = inverse_frequencies.to(device=positions.device, dtype=torch.float32)
     angles = torch.outer(positions.float(), frequencies)

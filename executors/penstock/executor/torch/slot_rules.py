@@ -25,8 +25,8 @@ class SlotRules:
         self.bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
         self.rejections: dict[int, str] = {}
 
-    def follow(self, batch: Batch) -> None:
-        """Apply the releases and admissions of a batch."""
+    def update(self, batch: Batch) -> None:
+        """Delete the rules of a batch's released slots, and set those of its admitted requests."""
         for slot in batch.released:
             self.bias.pop(slot, None)
             self.rejections.pop(slot, None)

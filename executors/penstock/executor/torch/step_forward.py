@@ -44,7 +44,7 @@ class StepForward(Protocol):
 class ForwardPath:
     """A way to compute a model's steps.
 
-    `num_weight_bytes`: memory of the weights that it reads. `quantization`: the quantisation of the
+    `num_weight_bytes`: bytes of the weights that it reads. `quantization`: the quantisation of the
     weights, "none" if they are not quantised. `kv_dtype`: the number format of the pages. `make`:
     returns the `StepForward` of an executor with these pages.
     """

@@ -113,7 +113,9 @@ class _Check(WholeSequence):
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """Like `WholeSequence.run_layer`; also compares queries, keys and values."""
+        """Same as `WholeSequence.run_layer`, but first compare the options of the scores, the
+        queries, keys and values. Raises NotFused if they differ.
+        """
         tree, expected = self._tree, self._tree.layers[layer]
         if not scoring.is_plain or (scoring.scaling, scoring.window) != (
             tree.scaling,

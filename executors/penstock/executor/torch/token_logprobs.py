@@ -49,8 +49,8 @@ def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenL
 def logprobs_of(
     logits: Tensor, tokens: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, on the device, the log probabilities and ranks of `tokens`, and the ids and log
-    probabilities of the `num_top` most likely tokens.
+    """Return, on the device, the log probabilities [t] and ranks [t] (from 1) of `tokens` [t], and
+    the ids and log probabilities [t, num_top] of the most likely tokens, from `logits` [t, V].
     """
     logprobs = torch.log_softmax(logits.float(), dim=1)
     chosen = logprobs.gather(1, tokens[:, None])

@@ -78,7 +78,9 @@ class TrialReference:
 
 @torch.inference_mode()
 def make_reference(model: LoadedModel, tree: DecoderTree, num_tokens: int) -> TrialReference:
-    """Compute the reference. Raises NotFused if the model does not match its module tree."""
+    """Return the reference for `num_tokens` trial tokens. Raises NotFused if the model does not
+    match its module tree, or if too few of its embeddings are finite.
+    """
     ids = trial_tokens(tree.embedding, num_tokens)
     exact = check_structure(model, tree, ids)
     rounding = float((module_logits(model, ids) - exact).norm() / exact.norm())

@@ -1,7 +1,7 @@
 """Logits of the model's modules for a short sequence, to measure the effect of rounding.
 
-Contains float32 attention over a whole sequence, and the trial sequence as batches for a fused
-step.
+Contains float32 attention over a sequence without pages, and the trial sequence: fixed tokens, as
+batches, for which a fused step is compared with the modules at load.
 """
 
 import numpy as np
@@ -17,14 +17,14 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 NUM_TRIAL_TOKENS = 24
 NUM_CHUNK_TOKENS = 18
-"""Tokens of the trial sequence and of its first chunk: more than a block of the usual size, and not
-a multiple of it.
+"""Numbers of tokens of the trial sequence and of its first chunk: more than a block of the usual
+size, and not a multiple of it.
 """
 
 
 class WholeSequence:
-    """An `AttentionRunner` that attends within the packed sequence, without pages. Ignores soft
-    caps and sinks.
+    """An `AttentionRunner` that treats the packed tokens as one sequence and attends within it, in
+    float32, without pages. Ignores soft caps and sinks.
     """
 
     def run_layer(

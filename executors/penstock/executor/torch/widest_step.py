@@ -20,11 +20,11 @@ class StepLimits:
     """Limits of a step.
 
     Attributes:
-        max_tokens: Tokens of the step.
-        max_rows: Rows of the step.
-        max_seq_len: Length of a sequence.
-        num_keys: Keys that all decodes attend to together.
-        num_mask_elements: Mask elements that attention computes at once (`TileLimits`).
+        max_tokens: Maximum number of tokens in the step.
+        max_rows: Maximum number of rows of the step.
+        max_seq_len: Maximum length of a sequence, in tokens.
+        num_keys: Maximum number of keys that all decodes attend to together.
+        num_mask_elements: Number of mask elements of an attention tile (`TileLimits`).
     """
 
     max_tokens: int
@@ -84,7 +84,8 @@ def widest_step(limits: StepLimits, *, vocab_size: int, block_size: int) -> Batc
 def set_widest_options(arrays: SlotArrays, vocab_size: int) -> None:
     """Set, in all slots, the sampling options that need the most memory.
 
-    The first slots have fewer, because the sampler copies logits of rows with different options.
+    The first three slots have fewer options each, because the sampler copies the logits of a part
+    of the rows only if their options differ.
     """
     plain, greedy, uncut = (min(count, arrays.num_slots - 1) for count in (1, 2, 3))
     arrays.repetition_penalty[:] = 1.0

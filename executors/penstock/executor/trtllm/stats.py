@@ -30,8 +30,8 @@ _INTERVAL_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Statistics of one iteration: KV cache blocks, tokens per block, and the maximum number of
-    active requests (0: not reported).
+    """Statistics of one iteration: numbers of all and of free KV cache blocks, tokens per block,
+    and the maximum number of active requests (0: not reported).
     """
 
     max_num_blocks: int
@@ -96,7 +96,7 @@ class StatsPoller:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Read the engine's statistics until cancelled; during a read, `stop` ends it too."""
+        """Read the engine's statistics until `stop` is called during a read, or until cancelled."""
         is_fetched = _is_fetched(self._llm)
         logger.info("the engine's statistics are %s", "fetched by RPC" if is_fetched else "pushed")
         read = self._fetch if is_fetched else self._iterate

@@ -1,4 +1,4 @@
-"""The deployment: each replica owns one Penstock service and relays calls from Serve to it.
+"""The deployment: each replica runs one Penstock service and relays calls from Serve to it.
 
 Implements the methods that Serve calls: one per RPC, health, load, shutdown. This module and
 `ending_carrier` are the only ones that depend on Ray.
@@ -49,7 +49,7 @@ DEPLOYMENT: dict[str, Any] = {
 
 
 class PenstockReplica:
-    """One service behind Serve's ingress. `_give_methods` adds a method for each RPC, with its
+    """One service behind Serve's ingress. `_add_methods` adds a method for each RPC, with its
     name."""
 
     def __init__(self, settings: Settings) -> None:
@@ -73,7 +73,8 @@ class PenstockReplica:
 
     async def Cancel(self, data: bytes, grpc_context: Any) -> RawMessage:
         """Cancel a request on the replica that has it. Any replica may receive the call: it tries
-        its own service first, and all replicas if that does not have the request."""
+        its own service first, and then all replicas if that service does not have the request.
+        """
         metadata = passed_on(grpc_context.invocation_metadata())
         answer = await self.relay.unary(_CANCEL, data, metadata)
         if answer.ending.code is grpc.StatusCode.NOT_FOUND:
@@ -181,7 +182,7 @@ def _set_status(ending: Ending, grpc_context: Any) -> None:
         grpc_context.set_details(ending.message)
 
 
-def _give_methods() -> None:
+def _add_methods() -> None:
     makers = {(False, False): _unary, (False, True): _stream, (True, True): _bidirectional}
     for method in METHODS.values():
         if not hasattr(PenstockReplica, method.name):
@@ -191,7 +192,7 @@ def _give_methods() -> None:
             setattr(PenstockReplica, method.name, relayed)
 
 
-_give_methods()
+_add_methods()
 
 
 def build(args: dict[str, Any], **options: Any) -> Any:

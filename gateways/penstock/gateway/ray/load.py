@@ -55,8 +55,8 @@ def load_of(stats: stats_pb2.ServerStats) -> ReplicaLoad:
     """Return the maximum queue time and busy share over all models, and the sum of pending
     requests.
 
-    Without a prediction (no request has ended yet), the queue time of a model is the median of the
-    last minute; 0 if that is unknown too.
+    If the service reports no predicted wait for a model, its queue time is the median of the
+    requests that ended in the last minute; 0 if there are none.
     """
     loads = [_model_load(model) for model in stats.models]
     return ReplicaLoad(

@@ -47,9 +47,9 @@ def command_line(options: Sequence[str]) -> tuple[str, ...]:
             raise ValueError(f"serve_options: {flag} is set by the replica")
     # The relay has one connection, which one front serves.
     fronts = () if any(o.partition("=")[0] == "--fronts" for o in options) else ("--fronts", "1")
-    doors = ("--host", "127.0.0.1", "--port", "0", "--operations-port", "0")
+    addresses = ("--host", "127.0.0.1", "--port", "0", "--operations-port", "0")
     serve = (sys.executable, "-m", "penstock.tools", "serve")
-    return (sys.executable, str(_PARENT_GUARD), *serve, *doors, *fronts, *options)
+    return (sys.executable, str(_PARENT_GUARD), *serve, *addresses, *fronts, *options)
 
 
 class ReplicaService:

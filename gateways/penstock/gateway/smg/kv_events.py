@@ -1,4 +1,4 @@
-"""Streams of KV cache events for gateways, which route requests to workers that have their prefix.
+"""Streams of KV cache events, by which gateways route a request to a worker with its prefix cached.
 
 Serves one stream per subscriber: checks the right to subscribe, chooses the blocks, and disconnects
 a subscriber that does not read. A stream contains only the blocks that requests of its caller may
@@ -130,9 +130,9 @@ class KvEvents:
 
         Raises RequestError: FEATURE_UNSUPPORTED if the engine publishes no cache events, QUEUE_FULL
         if too many streams are open, SEQUENCE_UNAVAILABLE for a sequence number of an earlier
-        stream, which is not kept, READER_STALLED for a gateway that reads too slowly, DRAINING. A
-        caller without the right is also rejected, and any caller while the engine accepts no
-        requests.
+        stream, which is not kept, READER_STALLED for a gateway that reads too slowly, DRAINING when
+        the server drains. A caller without the right is also rejected, and any caller while the
+        engine accepts no requests.
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants

@@ -50,14 +50,14 @@ class EngineLoad:
 class LoadReport:
     """Reports the load of the engine.
 
-    `show` reads the engine's status board. If it is None, the engine publishes no load, and the
+    `board` reads the engine's status board. If it is None, the engine publishes no load, and the
     figures from the board are reported as 0.
     """
 
-    def __init__(self, show: BoardView | None, clock: Callable[[], float]) -> None:
-        self._show = show
+    def __init__(self, board: BoardView | None, clock: Callable[[], float]) -> None:
+        self._board = board
         self._clock = clock
-        self._looks: deque[tuple[float, int, int]] = deque()
+        self._samples: deque[tuple[float, int, int]] = deque()
         self._usages: deque[Usage] = deque(maxlen=_MAX_REQUESTS)
 
     def note(self, usage: Usage) -> None:
@@ -67,7 +67,7 @@ class LoadReport:
     def load(self, info: ExecutorInfo) -> EngineLoad:
         """Return the current load of the engine, whose capacity is in `info`. Each call may add a
         sample for the rate of output tokens."""
-        state = NO_LOAD if self._show is None else self._show.load
+        state = NO_LOAD if self._board is None else self._board.load
         return EngineLoad(
             num_running=state.num_running,
             num_waiting=state.num_waiting,
@@ -81,17 +81,17 @@ class LoadReport:
 
     def _speed(self, state: LoadState) -> float:
         now_s = self._clock()
-        looks = self._looks
-        if looks and looks[-1][1] != state.epoch:
-            looks.clear()  # Another engine starts to count from 0.
-        while len(looks) > 1 and looks[1][0] <= now_s - _WINDOW_S:
-            looks.popleft()
+        samples = self._samples
+        if samples and samples[-1][1] != state.epoch:
+            samples.clear()  # Another engine starts to count from 0.
+        while len(samples) > 1 and samples[1][0] <= now_s - _WINDOW_S:
+            samples.popleft()
         speed = 0.0
-        if looks and now_s - looks[0][0] >= _MIN_SPAN_S:
-            began_s, _, num_before = looks[0]
+        if samples and now_s - samples[0][0] >= _MIN_SPAN_S:
+            began_s, _, num_before = samples[0]
             speed = (state.num_output_tokens - num_before) / (now_s - began_s)
-        if not looks or now_s - looks[-1][0] >= _MIN_SPAN_S:
-            looks.append((now_s, state.epoch, state.num_output_tokens))
+        if not samples or now_s - samples[-1][0] >= _MIN_SPAN_S:
+            samples.append((now_s, state.epoch, state.num_output_tokens))
         return speed
 
     def _hit_share(self) -> float:

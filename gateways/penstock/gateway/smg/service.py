@@ -106,7 +106,7 @@ indexes."""
 class VllmEngineService:
     """The handlers of VllmEngine, for one front process.
 
-    `show` reads the engine's status board; None if the engine publishes no load. `wall_clock`
+    `board` reads the engine's status board; None if the engine publishes no load. `wall_clock`
     returns seconds since 1970.
     """
 
@@ -119,12 +119,12 @@ class VllmEngineService:
         self,
         front: Front,
         access: AccessControl,
-        show: BoardView | None = None,
+        board: BoardView | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._front = front
         self._accounts = CallAccounts(front, SERVICE_NAME)
-        self._loads = LoadReport(show, front.clock)
+        self._loads = LoadReport(board, front.clock)
         self._wall_clock = wall_clock
         self._kv_events = KvEvents(front, access, wall_clock)
         self._started_s = front.clock()
@@ -169,7 +169,7 @@ class VllmEngineService:
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
         except RequestError as error:
-            raise RequestError(with_foreign_paths(error.failure, bias_ids)) from None
+            raise RequestError(with_gateway_paths(error.failure, bias_ids)) from None
         finally:
             if request is not None:
                 self._front.release(request)
@@ -266,25 +266,24 @@ def _rejecting(feature: str) -> Callable[[bytes, Context], Any]:
     return reject_call
 
 
-def with_foreign_paths(failure: Failure, bias_ids: Sequence[int] = ()) -> Failure:
-    """Return the same failure with the gateway's field
-    names.
+def with_gateway_paths(failure: Failure, bias_ids: Sequence[int] = ()) -> Failure:
+    """Return the same failure with the gateway's field names.
 
     `bias_ids` has the token ids of `logit_bias`, in order.
     """
     violations = tuple(
         FieldViolation(
-            path=foreign_path(violation.path, bias_ids), description=violation.description
+            path=gateway_path(violation.path, bias_ids), description=violation.description
         )
         for violation in failure.violations
     )
     metadata = failure.metadata
     if "field" in metadata:
-        metadata = {**metadata, "field": foreign_path(metadata["field"], bias_ids)}
+        metadata = {**metadata, "field": gateway_path(metadata["field"], bias_ids)}
     return dataclasses.replace(failure, violations=violations, metadata=metadata)
 
 
-def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:
+def gateway_path(path: str, bias_ids: Sequence[int] = ()) -> str:
     """Return the gateway's path of one of Penstock's fields; without a counterpart, the path is
     returned unchanged. `bias_ids` has the token ids of `logit_bias`, in order."""
     entry = _BIAS.fullmatch(path)

@@ -106,7 +106,7 @@ def connect(args: argparse.Namespace) -> "SyncClient":
 
 
 def connect_for_streams(args: argparse.Namespace) -> "Client":
-    """As `connect`, for the running event loop.
+    """Create an asyncio client for the running event loop; otherwise the same as `connect`.
 
     Ctrl-C during a stream is only safe with asyncio, which cancels the task: KeyboardInterrupt may
     leave the locks of gRPC's blocking streams held.
@@ -129,7 +129,8 @@ def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _Client
 
 
 def report_retry(error: "PenstockError", wait_s: float) -> None:
-    """Report a long wait before a retry on stderr, because it would look like a hanging service."""
+    """Report a wait of at least `_LONG_WAIT_S` seconds before a retry on stderr, because it would
+    look like a hanging service."""
     if wait_s >= _LONG_WAIT_S:
         line = f"{describe_error(error)}: trying again in {wait_s:.0f} s; Ctrl-C to stop"
         print(line, file=sys.stderr, flush=True)

@@ -45,7 +45,7 @@ names: docs/settings.md has its keys. Flags override variables, which override t
 _PROMPT = "Once upon a time"
 READY_LINE = re.compile(r"^penstock ready on (\S+) ")
 OPERATIONS_LINE = re.compile(r"^penstock operations on (\S+)")
-"""The beginnings of two `script_lines`, with the addresses."""
+"""Patterns for the beginnings of two `script_lines`. Group 1 is the address."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -67,8 +67,8 @@ def _add_flags(parser: Parser) -> None:
 
 
 def report_start(words: Sequence[str]) -> None:
-    """On a terminal, print that the service starts, unless the command line `words` asks for help.
-    The imports that follow may take seconds."""
+    """On a terminal, print that the service starts, unless the command line `words` has -h or
+    --help. The imports that follow may take seconds."""
     if sys.stdout.isatty() and not {"-h", "--help"} & set(words):
         _print([f"Penstock {version_of('penstock') or ''} is starting ..."])
 

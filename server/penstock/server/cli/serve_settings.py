@@ -78,8 +78,8 @@ _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES
 
 
 def check_security(config: "ServerConfig") -> None:
-    """Raise ValueError if a file is invalid, or if unauthenticated callers could get access by
-    accident. Logs a warning if tokens are accepted without TLS."""
+    """Raise ValueError if the policy file or a TLS file is invalid, or if unauthenticated callers
+    could get access by accident. Logs a warning if tokens are accepted without TLS."""
     security, observer = config.security, config.observer
     is_behind_proxy = bool(config.front.tenant_metadata_key)
     host = observer.operations_host
@@ -109,9 +109,9 @@ def check_security(config: "ServerConfig") -> None:
 
 
 def check_gateway(config: "ServerConfig") -> None:
-    """Raise ValueError if the gateway cannot be served. Logs a warning if its traffic would use
-    only one of several gRPC server processes, or lack the TLS or credentials that the port
-    requires."""
+    """Raise ValueError if the gateway is unknown or lacks a package. Logs a warning if its traffic
+    would use only one of several gRPC server processes, or lack the TLS or credentials that the
+    port requires."""
     if config.gateway == NO_GATEWAY:
         return
     load_gateway(config.gateway).check_installed()
@@ -139,8 +139,8 @@ def check_gateway(config: "ServerConfig") -> None:
 
 
 def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
-    """Raise ValueError for a setting that is invalid or would have no effect. `is_caching`: whether
-    the executor caches prefixes."""
+    """Raise ValueError for a setting of the scheduler or of tenants that is invalid or would have
+    no effect. `is_caching` is True if the executor caches prefixes."""
     if sources.get("order") is SchedulingOrder.FCFS:
         sources.reject(_FAIR_ONLY, "has no effect with the order fcfs")
     if not (is_caching and sources.value("prefix_caching")):

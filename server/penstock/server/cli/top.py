@@ -138,7 +138,7 @@ def _watch(
             try:
                 _query(client, state, _LIVE_DEADLINE_S)
             except PenstockError as error:
-                state.miss(describe_error(error))
+                state.record_failure(describe_error(error))
             # Keys are read until the next refresh.
             while True:
                 size = console.size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client import LiveRequest, ServerStats
 
-MAX_COURSE = 120
+MAX_HISTORY = 120
 """Number of values in the history of a figure."""
 MAX_REQUESTS = 1000
 """Maximum number of requests that are queried, the oldest first."""
@@ -35,8 +35,9 @@ SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
 class TopState:
     """The data that the `top` view displays.
 
-    `problem` is the reason why the last query failed; empty if it succeeded. `step_s` (mean step
-    duration in seconds) and `tokens_per_s` (decoded tokens) have one value per successful query.
+    `stats` and `requests` are the last response. `problem` is the reason why the last query failed;
+    empty if it succeeded. `step_s` (mean step duration in seconds, the largest of all models) and
+    `tokens_per_s` (generated tokens per second, of all models) have one value per successful query.
     """
 
     address: str
@@ -44,8 +45,8 @@ class TopState:
     stats: "ServerStats | None" = None
     requests: "tuple[LiveRequest, ...]" = ()
     problem: str = ""
-    step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_COURSE))
-    tokens_per_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_COURSE))
+    step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_HISTORY))
+    tokens_per_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_HISTORY))
 
     def take(self, stats: "ServerStats", requests: "Sequence[LiveRequest]") -> None:
         """Store the latest statistics and live requests, and extend the histories."""
@@ -54,7 +55,7 @@ class TopState:
         self.step_s.append(max(steps_s, default=0.0))
         self.tokens_per_s.append(sum(model.decode_tokens_per_s for model in stats.models))
 
-    def miss(self, problem: str) -> None:
+    def record_failure(self, problem: str) -> None:
         """Record a failed query. The last response stays visible."""
         self.problem = problem
 

@@ -45,17 +45,17 @@ _COLUMNS = (
 )
 """Name, whether it is numeric, and maximum width. LEFT displays the time until the deadline."""
 _WIDE = 110
-_WIDTH_OF_PAPER = 120
+_DEFAULT_WIDTH = 120
 """Width in characters for output that is not a terminal."""
 _NUM_NARROW_COLUMNS = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def frame_of(state: TopState, *, width: int | None, height: int | None = None) -> RenderableType:
-    """Return one frame. If `height` is None, it is as high as needed, for output that is not a
-    terminal.
+    """Return one frame of `width` columns and `height` lines.
 
-    If `width` is None, it is as wide as needed, and nothing is truncated.
+    If `height` is None, all requests are listed; if `width` is None, no column is truncated. Both
+    are for output that is not a terminal.
     """
     if state.stats is None:
         problem = state.problem or "no response yet"
@@ -66,7 +66,7 @@ def frame_of(state: TopState, *, width: int | None, height: int | None = None) -
         problem = f"no response since {_clock(state.stats.time_s)}, trying again: {state.problem}"
         head.append(Text(problem, style="bold red", no_wrap=True, overflow="ellipsis"))
     for model in state.stats.models:
-        head += _model_lines(state, model, state.stats, width or _WIDTH_OF_PAPER)
+        head += _model_lines(state, model, state.stats, width or _DEFAULT_WIDTH)
     requests = state.sorted_requests
     if height is None:
         num_rows = len(requests)
@@ -311,8 +311,8 @@ def count(value: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as bars from zero to their maximum; empty for fewer than two
-    values."""
+    """Draw the last `width` values as bars, scaled from 0 to their maximum, one character each.
+    Returns "" for fewer than two values."""
     shown = list(values)[-width:] if width > 0 and len(values) > 1 else []
     top = max(shown, default=0.0)
     if top <= 0:

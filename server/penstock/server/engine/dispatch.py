@@ -101,7 +101,8 @@ class Dispatcher:
 
     @property
     def num_live(self) -> int:
-        """Number of outputs that have not ended, also in kept streams without a front."""
+        """Number of outputs that have not ended, including those of kept streams without a
+        front."""
         return sum(map(len, self._live_keys.values()))
 
     @property
@@ -122,19 +123,19 @@ class Dispatcher:
         self._live_keys[front_id] = set()
         return self.hello_frame
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Cancel the requests of a disconnected front, except those that another front can
         resume."""
         keys = self._live_keys.pop(front_id, set())
-        kept = self.kept.front_gone(front_id)
+        kept = self.kept.front_disconnected(front_id)
         orphaned = self._live_keys[NO_FRONT]
         for stream in kept:
             # Otherwise its stream was dropped because the limits were exceeded.
             if self.kept.find(stream.name) is stream:
                 orphaned |= stream.live
         keys -= orphaned
-        self._cache_feeds.front_gone(front_id)
-        self._quarantine.front_gone(front_id, orphaned)
+        self._cache_feeds.front_disconnected(front_id)
+        self._quarantine.front_disconnected(front_id, orphaned)
         if kept:
             others = f", stopped outputs: {len(keys)}" if keys else ""
             logger.info("front %d is lost, resumable requests: %d%s", front_id, len(kept), others)
@@ -275,7 +276,7 @@ class Dispatcher:
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
-    def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
+    def _stays_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
         """Return True if a resubmitted request stays at another front that has its stream.
         Otherwise drop that older stream and return False.
 
@@ -287,7 +288,7 @@ class Dispatcher:
             return True
         self._drop(stream)
         self._cancel_first(len(self._to_cancel))
-        self.kept.forget(stream)
+        self.kept.remove(stream)
         return False
 
     def _cancel_named(self, request_id: str) -> RequestState | None:
@@ -353,9 +354,9 @@ class Dispatcher:
         if is_new:
             if not stream.live:
                 self._drop(stream)
-                self.kept.forget(stream)
+                self.kept.remove(stream)
             return True
-        if not self._is_at_other_front(front_id, stream, is_read=is_read):
+        if not self._stays_at_other_front(front_id, stream, is_read=is_read):
             return True
         self._outgoing.append((front_id, encode(Detach(names=(name,), keys=keys))))
         return False

@@ -55,7 +55,7 @@ class _Connection:
         self.output += rest
         self.waiting.append((len(rest), now_s))
 
-    def took(self, num_bytes: int) -> None:
+    def remove_sent(self, num_bytes: int) -> None:
         """Remove the first bytes of the output buffer, which the socket has accepted."""
         del self.output[:num_bytes]
         while num_bytes:
@@ -286,7 +286,7 @@ class FrontConnections:
         except OSError:
             self._drop(connection)
             return
-        connection.took(sent)
+        connection.remove_sent(sent)
         if not connection.output:
             self._blocked.discard(connection)
             self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
@@ -328,4 +328,4 @@ class FrontConnections:
             logger.debug("%s has disconnected", name)
         if connection.front_id:
             del self._by_front[connection.front_id]
-            self.dispatcher.front_gone(connection.front_id)
+            self.dispatcher.front_disconnected(connection.front_id)

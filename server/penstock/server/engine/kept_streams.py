@@ -2,13 +2,14 @@
 
 Records which front (gRPC server process) has which stream, and limits the number and size of all
 streams. A stream without a reader is kept until its resume timeout expires. When a limit is
-exceeded, streams without a reader are dropped, and their requests are cancelled if they still run:
-first those of the tenant with the most bytes or the most such streams, and of these the one without
-a reader for the longest time. If a tenant has no such stream, its largest stream loses its events.
-A stream must fit into one frame, because a front receives it in one frame when it attaches. A
-stream is stored as the events of its steps, with consecutive tokens merged; a front that attaches
-it processes them like other events. Uses no sockets and does not call the engine; times are seconds
-on the engine's clock.
+exceeded, streams without a reader are dropped, and their requests are cancelled if they still run.
+They are dropped from the tenant with the most such streams (limit of the number) or with the most
+bytes (limit of the size), starting with the stream that has been without a reader for the longest
+time. If the tenant with the most bytes has no such stream, the events of its largest stream are
+dropped. A stream must fit into one frame, because a front receives it in one frame when it
+attaches. A stream is stored as the events of its steps, with consecutive tokens merged; a front
+that attaches it processes them like other events. Uses no sockets and does not call the engine;
+times are seconds on the engine's clock.
 """
 
 import operator
@@ -58,6 +59,8 @@ class KeptStream:
     """The stream of one request, kept so that its client can resume it.
 
     Attributes:
+        name: The engine's id of the request.
+        num_bytes: The estimated memory that the stream uses, in bytes.
         keys: Keys of its outputs, by output index.
         live: Keys of the outputs that have not ended.
         front_id: The front that has the stream, or NO_FRONT.
@@ -119,7 +122,7 @@ class KeptStream:
         )
 
     def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """Add the token in row `row` of the events of a step."""
+        """Add one generated token of output `key`. `row` is its index in the tokens of `events`."""
         if self.is_lost:
             return
         if not self._tokens:
@@ -137,7 +140,7 @@ class KeptStream:
         self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
 
     def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
-        """Add the log probabilities of the prompt."""
+        """Add the log probabilities of a prompt, an entry of `StepEvents.prompt_logprobs`."""
         rows = entry[2]
         num_values = len(rows.chosen) * (1 + rows.top_ids.shape[1])
         size = _EVENT_BYTES + _LOGPROBS_BYTES + num_values * _LOGPROB_BYTES
@@ -155,7 +158,7 @@ class KeptStream:
         self._seal()
         return tuple(self._segments)
 
-    def lose(self) -> None:
+    def drop_events(self) -> None:
         """Drop all events. The request continues, but its stream can no longer be resumed."""
         self.is_lost = True
         self._segments.clear()
@@ -271,7 +274,8 @@ class KeptStreams:
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
-        """Return the stream of this request, or None if it is not kept."""
+        """Return the stream of the request with the engine's id `name`, or None if it is not
+        kept."""
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
@@ -290,17 +294,17 @@ class KeptStreams:
         self._streams[kept.name] = stream
         self._by_key.update((key, stream) for key in stream.live)
         if not kept.is_read:
-            self._park(stream)
+            self._mark_unread(stream)
         self._grew(stream)
 
-    def forget(self, stream: KeptStream) -> None:
+    def remove(self, stream: KeptStream) -> None:
         """Remove the stream. Does nothing if it was removed already."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
         if not self._sizes[stream.tenant]:
             del self._sizes[stream.tenant]
-        self._unpark(stream)
+        self._unmark_unread(stream)
         for key in stream.live:
             self._by_key.pop(key, None)
             self.moved.pop(key, None)
@@ -310,7 +314,7 @@ class KeptStreams:
         stream.front_id = front_id
         stream.is_read = True
         stream.expires_s = NO_TIME
-        self._unpark(stream)
+        self._unmark_unread(stream)
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
@@ -318,10 +322,10 @@ class KeptStreams:
         is not at this front."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
-            self._park(stream)
+            self._mark_unread(stream)
             self._make_room()
 
-    def front_gone(self, front_id: int) -> list[KeptStream]:
+    def front_disconnected(self, front_id: int) -> list[KeptStream]:
         """Detach the streams of a disconnected front. Return them, including those that the limits
         then drop."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
@@ -329,7 +333,7 @@ class KeptStreams:
             stream.front_id = NO_FRONT
             self.moved.update(dict.fromkeys(stream.live, NO_FRONT))
             if stream.is_read:
-                self._park(stream)
+                self._mark_unread(stream)
         self._make_room()
         return lost
 
@@ -339,27 +343,27 @@ class KeptStreams:
         if not self._by_key:
             return
         touched: dict[KeptStream, None] = {}
-        for stream, change in self._of(events.changes, _key_of, touched):
+        for stream, change in self._with_streams(events.changes, _key_of, touched):
             stream.add_change(events, change)
-        for stream, entry in self._of(events.prompt_logprobs, _first_of, touched):
+        for stream, entry in self._with_streams(events.prompt_logprobs, _first_of, touched):
             stream.add_prompt(events, entry)
         rows = zip(
             events.keys.tolist(), events.tokens.tolist(), range(len(events.keys)), strict=True
         )
-        for stream, (key, token, row) in self._of(rows, _first_of, touched):
+        for stream, (key, token, row) in self._with_streams(rows, _first_of, touched):
             stream.add_token(events, key, token, row)
-        for stream, end in self._of(events.ends, _key_of, touched):
+        for stream, end in self._with_streams(events.ends, _key_of, touched):
             stream.add_end(events, end)
             self._ended(stream, end.key)
         for stream in touched:
             if self._streams.get(stream.name) is not stream:
                 continue  # It was dropped because another stream exceeded the limits.
             if stream.has_failed and not stream.live and not stream.was_accepted:
-                self.forget(stream)
+                self.remove(stream)
             else:
                 self._grew(stream)
 
-    def _of(
+    def _with_streams(
         self, items: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
         """Yield the given items that belong to kept streams, each with its stream."""
@@ -384,17 +388,17 @@ class KeptStreams:
         if stream.live:
             return
         if not stream.is_read:
-            self._park(stream)
+            self._mark_unread(stream)
 
-    def _park(self, stream: KeptStream) -> None:
+    def _mark_unread(self, stream: KeptStream) -> None:
         """Record that the stream has no reader. Its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
-        self._unpark(stream)
+        self._unmark_unread(stream)
         self._unread[stream.tenant][stream] = None
         self._num_unread += 1
 
-    def _unpark(self, stream: KeptStream) -> None:
+    def _unmark_unread(self, stream: KeptStream) -> None:
         unread = self._unread.get(stream.tenant, {})
         if stream in unread:
             del unread[stream]
@@ -404,7 +408,7 @@ class KeptStreams:
 
     def _grew(self, stream: KeptStream) -> None:
         if stream.num_bytes > MAX_FRAME_BYTES - _FRAME_MARGIN_BYTES:
-            stream.lose()
+            stream.drop_events()
         self._count(stream)
         self._make_room()
 
@@ -427,9 +431,9 @@ class KeptStreams:
             # dropped.
             sizes = self._sizes[tenant]
             stream = max(sizes, key=sizes.__getitem__)
-            stream.lose()
+            stream.drop_events()
             self._count(stream)
 
     def _drop(self, stream: KeptStream) -> None:
         self._on_drop(stream)
-        self.forget(stream)
+        self.remove(stream)

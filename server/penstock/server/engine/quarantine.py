@@ -2,9 +2,9 @@
 
 The supervisor decides which requests are suspected, and passes their keys to the next engine. That
 engine runs them one at a time (probation), next to requests that are not suspected, or rejects
-them. A request passes its probation when each of
-its outputs has ended or has generated `num_probation_tokens` tokens (one token if that output is
-not suspected); if the engine dies again, the supervisor decides whether the request is rejected.
+them. A request passes its probation when each of its outputs has ended or has generated
+`num_probation_tokens` tokens (one token if that output is not suspected); if the engine dies again,
+the supervisor decides whether the request is rejected.
 Uses no status board, no sockets and no clock.
 """
 
@@ -125,9 +125,9 @@ class Quarantine:
                 return RequestState.PENDING
         return None
 
-    def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
+    def front_disconnected(self, front_id: int, kept: Container[int] = ()) -> None:
         """Drop the held requests of a disconnected front (gRPC server process), except requests
-        with a key in `kept`."""
+        whose first output has a key in `kept`."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )

@@ -1,10 +1,11 @@
-"""Collects the data for the record of each request, from its arrival to its end.
+"""Collects the data for the record (`RequestRecord`) of each request, from its arrival to its end.
 
 An account (`RequestAccount`) has the outcome of one request, and the data that exist before the
 front (gRPC server process) has opened the request. Each request gets at most one record, and none
 if records are disabled. An error while a record is created never fails the request. The RPC handler
 of a request opens the account on arrival and closes it at the end; closing it again has no effect.
-Does not use gRPC: the caller passes the status code. All calls happen on one event loop.
+Does not use gRPC: the caller passes the status code. All calls happen on one event loop. Times are
+in seconds on the engine's clock.
 """
 
 import logging
@@ -67,7 +68,8 @@ class RequestAccount:
         shared: The writer that sends the messages of this request together with those of other
             requests; None otherwise.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
-        num_messages: Number of messages that the writer of `live.stream` did not send and count.
+        num_messages: Number of messages of this request that `live.stream.num_writes` does not
+            count, because another writer sent them.
         outcome, end_s: Outcome and end time of the request; None and NaN until the account is
             closed.
         stalled_s, num_stalls: Set when the account is closed; see `WatchedWrite.stalls`.
@@ -99,7 +101,7 @@ class RequestAccount:
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 
-    def seal(self, outcome: Outcome, now_s: float) -> None:
+    def set_outcome(self, outcome: Outcome, now_s: float) -> None:
         """Set the outcome, the end time and the stalls, because the request has ended for its
         caller."""
         self.outcome = outcome
@@ -112,7 +114,7 @@ class RequestAccount:
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
     def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
-        """Return the record of the request, which has ended (see `seal`).
+        """Return the record of the request, which has ended (see `set_outcome`).
 
         `sequence` is the number of the record in this front. If `has_content`, the record includes
         the start of the prompt and of each output.
@@ -224,12 +226,12 @@ class Accounts:
     ) -> None:
         """Close the account. Only the first call has an effect.
 
-        Creates the record immediately. If the engine is connected and has not ended the request,
-        the record is created later, at the engine's end event or by `sweep`.
+        Creates the record immediately, unless the engine is connected and has not ended the
+        request. The record is then created at the engine's end event, or in `sweep` or `settle`.
         """
         if self._recorder is None or account.outcome is not None:
             return
-        account.seal(outcome, now_s)
+        account.set_outcome(outcome, now_s)
         live = account.live
         if is_engine_up and live is not None and not live.has_engine_end and live.specs:
             self._pending.hold(live.specs[0].key, account)
@@ -237,8 +239,8 @@ class Accounts:
             self._record(account)
 
     def on_late_event(self, event: Admitted | Completed | Failed) -> None:
-        """Handle an engine event of a request that this front has already removed. The record of
-        the request may wait for this event."""
+        """Add the details of an engine event to the waiting record of a request that this front has
+        already removed. An end event also writes the record. Ignored if no record waits."""
         if isinstance(event, Admitted):
             self._pending.on_admitted(event)
         else:
@@ -288,7 +290,8 @@ class PendingRecords:
         self._waiting: dict[int, RequestAccount] = {}
 
     def hold(self, key: int, account: RequestAccount) -> None:
-        """Record `account` when the output `key` has ended in the engine, or at `flush`.
+        """Keep `account` until the output `key` has ended in the engine or until `flush`, and then
+        record it.
 
         Above MAX_WAITING accounts, the oldest is recorded now.
         """
@@ -304,7 +307,7 @@ class PendingRecords:
         """
         account = self._waiting.get(change.key)
         if account is not None and account.live is not None:
-            account.live.phases.explain(wait=change.wait)
+            account.live.phases.add_details(wait=change.wait)
 
     def on_end(self, end: Completed | Failed) -> None:
         """Write the waiting record of the request that has now ended in the engine. Ignores
@@ -313,7 +316,7 @@ class PendingRecords:
         if account is None:
             return
         if account.live is not None:
-            account.live.phases.explain(wait=end.wait, residency=end.residency)
+            account.live.phases.add_details(wait=end.wait, residency=end.residency)
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:

@@ -25,8 +25,9 @@ _CLOSE = 8
 """If the queue has space for fewer requests per front than this, a front uses only its share of the
 space, because all fronts see the same free space."""
 _NUM_UNSEEN_STEPS = 2
-"""Number of steps until the published state includes a submitted request. The engine reads the
-request in the step after it was sent, and publishes its queue at the end of that step."""
+"""Number of iterations of the engine's loop until the published state includes a submitted request.
+The engine reads the request in the iteration after it was sent, and publishes its queue at the end
+of that iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class AdmissionEstimate:
         self._num_fronts = num_fronts
         self._waiting = waiting
         self._weight_of = weight_of
-        # By tenant, as of step `_parts_step` of the engine.
+        # By tenant, as of heartbeat `_parts_step` of the engine's loop.
         self._parts: dict[str, _Part] = {}
         self._parts_step = -1
         self._unseen: deque[_Sent] = deque()
@@ -173,7 +174,7 @@ class AdmissionEstimate:
         """Remove from the estimate the requests that are in the published state by now, or that
         were sent to a lost engine.
 
-        `turn` is the step number of the published state.
+        `turn` is the number of heartbeats of the engine's loop, one per iteration.
         """
         unseen = self._unseen
         while unseen and not 0 <= turn - unseen[0].turn < _NUM_UNSEEN_STEPS:

@@ -2,10 +2,10 @@
 process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
-history (the events so far) like other events, without the part that the client has already
-received. When the request for the stream has been sent to the engine, attaching continues even if
-the client disconnects, so that the stream is not lost. Does not use gRPC: the caller passes the
-parser of a request.
+history (the events so far) like other events. `Received` removes the events that the client has
+already received when the stream is read. When the request for the stream has been sent to the
+engine, attaching continues even if the client disconnects, so that the stream is not lost. Does not
+use gRPC: the caller passes the parser of a request.
 """
 
 import asyncio
@@ -55,7 +55,8 @@ class _Attachment:
 
 
 class Attachments:
-    """Attaches streams that the engine keeps for Resume to one front."""
+    """Attaches streams that the engine keeps for Resume to one front. `read` parses the original
+    request of a stream."""
 
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
@@ -70,8 +71,9 @@ class Attachments:
         Waits at most `FrontConfig.max_replay_wait_s` for an engine that has the request.
 
         Raises RequestError: REQUEST_NOT_FOUND; SEQUENCE_UNAVAILABLE if its events were dropped;
-        ENGINE_DOWN or DRAINING if no engine can be queried now; the error of parsing or tokenising
-        the original request; or why it was cancelled or taken over meanwhile.
+        DRAINING if this front drains; ENGINE_DOWN if no engine has the request in time; QUEUE_FULL
+        if this front is full; the error of parsing or tokenising the original request; or the error
+        with which its stream ended meanwhile, such as STREAM_SUPERSEDED.
         """
         front = self._front
         due_s = front.clock() + front.config.max_replay_wait_s
@@ -110,7 +112,7 @@ class Attachments:
     async def _call(
         self, port: EnginePort, request_id: str, tenant: str, ceilings: PriorityCeilings
     ) -> "asyncio.Task[LiveRequest] | RequestError | Attached | None":
-        """Call the engine and return its response, or None if the engine was lost.
+        """Request the stream from the engine and return the response; None if the engine was lost.
 
         If the engine has the stream, the result is the task that starts the request, or the error
         if it cannot start here. If the caller is cancelled, a stream that the engine attaches
@@ -119,22 +121,22 @@ class Attachments:
         answers: list[asyncio.Task[LiveRequest] | RequestError | Attached] = []
         is_abandoned = False
 
-        def park_all() -> None:
+        def detach_all() -> None:
             for answer in answers:
                 if isinstance(answer, asyncio.Task):
-                    answer.add_done_callback(self._park)
+                    answer.add_done_callback(self._detach)
 
         def on_attached(answer: Attached) -> None:
             answers.append(self._on_attached(answer, tenant, ceilings, port))
             if is_abandoned:
-                park_all()
+                detach_all()
 
         try:
             with contextlib.suppress(EngineUnavailable):
                 await port.attach_stream(engine_request_id(tenant, request_id), on_attached)
         except asyncio.CancelledError:
             is_abandoned = True
-            park_all()
+            detach_all()
             raise
         return answers[0] if answers else None
 
@@ -143,10 +145,10 @@ class Attachments:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(self._park)
+            starting.add_done_callback(self._detach)
             raise
 
-    def _park(self, task: "asyncio.Task[LiveRequest]") -> None:
+    def _detach(self, task: "asyncio.Task[LiveRequest]") -> None:
         """Detach the request, because its caller has disconnected."""
         if not task.cancelled() and task.exception() is None:
             self._front.release(task.result())

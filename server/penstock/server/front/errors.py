@@ -107,7 +107,7 @@ class RequestError(Exception):
 
     @property
     def reason(self) -> ErrorReason:
-        """The error reason."""
+        """The error reason of `failure`."""
         return self.failure.reason
 
 
@@ -119,7 +119,8 @@ def request_error(reason: ErrorReason, message: str = "", **metadata: str) -> Re
 def invalid_field(
     path: str, description: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT, **metadata: str
 ) -> RequestError:
-    """Return the error for one invalid field."""
+    """Return the error for the invalid field at `path`. `description` and `path`: see
+    `FieldViolation`."""
     violation = FieldViolation(path=path, description=description)
     return RequestError(Failure(reason=reason, metadata=metadata, violations=(violation,)))
 
@@ -155,8 +156,11 @@ def quota_exceeded(tenant: str, breach: QuotaBreach) -> RequestError:
 def limit_exceeded(
     tenant: str, setting: str, limit: int, counted: str, retry_after_s: float | None
 ) -> RequestError:
-    """Return the error for a tenant that exceeds the `limit` of a setting. `counted` is what it
-    limits, in the plural."""
+    """Return the error for a tenant that exceeds the `limit` of a setting.
+
+    `counted` is the plural noun for what the setting limits, for the message. `retry_after_s`: see
+    `Failure`.
+    """
     owner = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
     return RequestError(
         Failure(

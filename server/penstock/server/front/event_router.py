@@ -64,7 +64,7 @@ class EventRouter:
         self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
-        """Handle the events of one step, which this front received at `now_s`.
+        """Apply the events of one step, which this front received at `now_s`, to their requests.
 
         If `is_history`, these are earlier events of a request that is being attached; its reader
         has not started yet, and `newest_place` stays unchanged.
@@ -150,7 +150,7 @@ class EventRouter:
                 else:
                     output.request.on_prefix_found(output, change)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
 
     def _prompt_logprobs(
         self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]
@@ -162,7 +162,7 @@ class EventRouter:
             try:
                 output.request.on_prompt_logprobs(first_position, logprobs)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
 
     def _tokens(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
         keys: list[int] = events.keys.tolist()
@@ -193,7 +193,7 @@ class EventRouter:
                 ):
                     stopped.append(key)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
         if stopped:
             self._cancel(tuple(stopped), FinishReason.STOP)
 
@@ -209,9 +209,9 @@ class EventRouter:
                 else:
                     output.request.on_completed(output, end, now_s)
             except Exception as error:
-                self._break(output.request, error, now_s)
+                self._fail_internal(output.request, error, now_s)
 
-    def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
+    def _fail_internal(self, request: LiveRequest, error: Exception, now_s: float) -> None:
         """Fail a request after an error in this code, without affecting other requests."""
         self._counters.num_internal_errors += 1
         # Log only the frames: the text of an exception may quote a prompt.
@@ -243,8 +243,11 @@ class CloseLog:
         self._num_unreported: int = 0
 
     def report(self, now_s: float, reader: str, why: str, extra: dict[str, str]) -> None:
-        """Report a disconnected reader. `now_s` is monotonic time in seconds and must not
-        decrease."""
+        """Log a disconnected reader: as a warning, or within `LOG_INTERVAL_S` of the last warning
+        at debug level.
+
+        `now_s` is monotonic time in seconds and must not decrease.
+        """
         if now_s < self._last_s + LOG_INTERVAL_S:
             self._num_unreported += 1
             self._logger.debug("%s: stalled reader disconnected: %s", reader, why, extra=extra)

@@ -1,9 +1,8 @@
 """The front (gRPC server process), independent of its transport: opens requests, and passes the
 engine's events to their streams.
 
-Owns the live requests and calls the engine through an `EnginePort`. Uses neither gRPC nor
-protobuf. All
-code runs on one event loop; the engine's callbacks (`on_*`) neither block nor raise.
+Owns the live requests and calls the engine through an `EnginePort`. Uses neither gRPC nor protobuf.
+All code runs on one event loop; the engine's callbacks (`on_*`) neither block nor raise.
 """
 
 import asyncio
@@ -142,7 +141,8 @@ class Front:
                 yield view_of(request, self.config.front_id)
 
     def current_limits(self) -> Limits:
-        """Return the current limits. Raises RequestError if the front accepts no requests now."""
+        """Return the limits of the connected engine. Raises RequestError (DRAINING or ENGINE_DOWN)
+        if the front accepts no requests now."""
         if self.is_draining:
             raise request_error(ErrorReason.DRAINING)
         if self.limits is None or not self.is_engine_up:
@@ -240,7 +240,7 @@ class Front:
                 elif is_arriving:  # Its stream is not complete here.
                     self._remove(request)
                 else:
-                    self._park(request)
+                    self._detach(request)
                 continue
             self._remove(request)
             live_keys += request.live_keys
@@ -282,7 +282,7 @@ class Front:
             return
         if not request.stream.is_closed:
             request.suspend(self.clock())
-        self.replays.adopt(request, self.limits)
+        self.replays.submit_attached(request, self.limits)
 
     async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
         """Cancel a live request of `tenant`, on this or another front, and return the state that it
@@ -382,7 +382,7 @@ class Front:
         waits = [
             one for one in self.table if one not in self.attaching or not self.replays.is_enabled
         ]
-        self.replays.lose(waits)
+        self.replays.on_engine_lost(waits)
 
     def on_given_up(self) -> None:
         """End the requests that wait for an engine, because no further engine will be started."""
@@ -394,7 +394,7 @@ class Front:
         for request in self.table:
             request.fail(failure, now_s)
 
-    def leave_resumable(self, failure: Failure) -> None:
+    def detach_resumable(self, failure: Failure) -> None:
         """Detach resumable requests before this front stops; the engine keeps them.
 
         Their readers receive the error `failure`.
@@ -520,7 +520,7 @@ class Front:
         request.stream.close()
         self.table.remove(request)
 
-    def _park(self, request: LiveRequest) -> None:
+    def _detach(self, request: LiveRequest) -> None:
         """Detach a request. This front drops its events, which the engine keeps, but can still
         replay it."""
         request.is_detached = True
@@ -541,7 +541,8 @@ class Front:
             self.results.add(result)
 
     def _note_sent(self, request: LiveRequest) -> None:
-        """Count the outputs of a submitted request as waiting in the engine's queue."""
+        """Set `is_at_engine` of a submitted request, and count its outputs as waiting in the
+        engine's queue."""
         request.is_at_engine = True
         num_queued = request.num_queued
         self.admission.note_sent(num_queued, num_queued * request.num_prompt_tokens)

@@ -57,7 +57,8 @@ class LongTokenInput:
     convert: Callable[[], NDArray[np.int32]] = field(repr=False)
 
     def read(self) -> NDArray[np.int32]:
-        """Return the converted ids, int32 [num_tokens], and release the source values."""
+        """Return the converted ids, int32 [num_tokens], and release the source values. Raises the
+        RequestError of `convert`."""
         ids = self.convert()
         self.convert = lambda: ids
         return ids
@@ -146,8 +147,8 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Settings of a resumable request, which continues for `grace_s` seconds after its stream has
-    lost its last reader.
+    """Settings of a resumable request, which continues for `grace_s` seconds after the reader of
+    its stream has disconnected.
 
     `message` is the request message from the client, serialised, from which any front (gRPC server
     process) can recreate the request. It contains the prompt, so it must not be logged.

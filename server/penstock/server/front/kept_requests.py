@@ -40,8 +40,8 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
 def kept_of(request: LiveRequest) -> KeptRequest | None:
     """Return the data with which the engine keeps the stream of a started request for Resume.
 
-    Returns None if the request ends with its call, or if an engine died after log probabilities
-    were delivered, because those are not kept.
+    Returns None if the request ends with its call, or if it has a history (see `_history_of`) and
+    its client requested log probabilities, because a history does not contain them.
     """
     resumption = request.generation.resumption
     if resumption is None:
@@ -121,7 +121,8 @@ _RESULT_BYTES: Final = 1536
 
 
 class KeptResults:
-    """Results of ended requests by the engine's ids, for as long as the engine keeps their streams.
+    """Results of ended requests, by `engine_request_id`, for as long as the engine keeps their
+    streams.
 
     `max_bytes` limits the size of all results. Above it the oldest results of the tenant with the
     most bytes are removed; removed results are lost if the engine dies.

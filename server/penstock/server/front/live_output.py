@@ -1,7 +1,7 @@
 """One output of a live request.
 
 Also creates the text streams of the outputs, and truncates the prompts and outputs that are
-recorded for traces (`FrontConfig.has_content`). The live request interprets the events.
+recorded for traces (`FrontConfig.has_content`). `live_request.py` applies the engine's events.
 """
 
 from array import array
@@ -26,9 +26,11 @@ def captured_prompt(generation: GenerationSpec) -> str:
     """Return the start of the prompt as text, for traces; for token ids a fixed placeholder."""
     match generation.prompt:
         case TextInput(text=text):
-            return cut(text)
+            return truncated(text)
         case ChatInput(messages=messages):
-            return cut("\n".join(f"{message.role}: {message.content}" for message in messages))
+            return truncated(
+                "\n".join(f"{message.role}: {message.content}" for message in messages)
+            )
         case _:
             return _TOKEN_IDS
 
@@ -51,10 +53,10 @@ class CapturedText:
     @property
     def text(self) -> str:
         """The captured text so far."""
-        return cut("".join(self._texts))
+        return truncated("".join(self._texts))
 
 
-def cut(text: str) -> str:
+def truncated(text: str) -> str:
     """Return the start of `text` in whole characters, at most MAX_CONTENT_BYTES bytes long."""
     # A character has at least one byte, so only the start of a long text needs to be encoded.
     data = text[:MAX_CONTENT_BYTES].encode()
@@ -99,10 +101,9 @@ class LiveOutput(Generic[RequestT]):
     num_repeating: int = 0
 
     def repeats(self, token_id: int) -> bool:
-        """Handle a token that the current engine generates again.
+        """Compare `token_id`, which the current engine generates again, with the earlier token.
 
-        Returns True if it equals the earlier token. Call this only while `num_repeating` is above
-        0.
+        Returns True if they are equal. Decrements `num_repeating`, which must be above 0.
         """
         is_same = self.token_ids[-self.num_repeating] == token_id
         self.num_repeating -= 1

@@ -1,7 +1,7 @@
 """One request at a front (gRPC server process): its outputs, merged into one stream, and its usage.
 
-Handles the engine's events of one request. Uses neither gRPC nor the engine port. Never blocks. All
-methods must be called on the event loop; times are seconds on the engine's clock.
+Applies the engine's events of one request to its stream. Uses neither gRPC nor the engine port.
+Never blocks. All methods must be called on the event loop; times are seconds on the engine's clock.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class LiveRequest:
     Attributes:
         ends: The end of each output; empty until all outputs have ended.
         has_engine_end: True if the engine has reported the end of the first output.
-        first_token_s: Time of the first token; NO_TIME before it.
+        first_token_s: Time when the first token arrived in this process; NO_TIME before.
         is_cancelled: True if the request was cancelled and the engine must confirm it.
         num_replays: Number of resubmissions after the loss of an engine or of its connection.
         is_detached: True if no client reads the request. It stays here so that it can be submitted
@@ -113,12 +113,12 @@ class LiveRequest:
     ) -> None:
         """Create the outputs, and prepare the acceptance and the prompt for the stream.
 
-        Call this before the first submission. `texts` has the text stream of each output.
-        `prompt_text` is the prompt to echo, empty without echo. If `has_content`, the start of each
-        output is captured for traces.
+        The acceptance is the `Accepted` event. Call this before the first submission. `texts` has
+        the text stream of each output. `prompt_text` is the prompt to echo, empty without echo. If
+        `has_content`, the start of each output is captured for traces.
         """
         self._submission = submission
-        self.phases.submit(now_s)
+        self.phases.note_submitted(now_s)
         self.outputs = tuple(
             [
                 LiveOutput(self, spec.output_index, spec.key, text, self.stream)
@@ -160,7 +160,7 @@ class LiveRequest:
 
     @property
     def state(self) -> RequestState:
-        """The state; COMPLETED or ERROR once the stream is closed."""
+        """The state of the request; COMPLETED or ERROR once the stream is closed."""
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.failure is None else RequestState.ERROR
@@ -193,7 +193,7 @@ class LiveRequest:
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """The specs of `submission`; empty before `start`."""
+        """The specs of `submission`, one per output; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
     @property
@@ -222,7 +222,7 @@ class LiveRequest:
         output.is_running = True
         num_cached = change.num_cached_tokens
         wait = change.wait if output.index == 0 else None
-        if self.phases.admit(change.at_s, num_cached_tokens=num_cached, wait=wait):
+        if self.phases.note_admitted(change.at_s, num_cached_tokens=num_cached, wait=wait):
             self._change_state(num_cached)
 
     def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
@@ -230,8 +230,8 @@ class LiveRequest:
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
-            self.phases.explain(residency=change.residency)
-        if self.phases.leave(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
+            self.phases.add_details(residency=change.residency)
+        if self.phases.note_stopped(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
             self._change_state(0)
 
     def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
@@ -240,7 +240,7 @@ class LiveRequest:
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
-            self.phases.find_prefix(change.num_cached_tokens)
+            self.phases.note_prefix(change.num_cached_tokens)
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Push the prompt tokens from `first_position` on, with log probabilities. Tokens that were
@@ -259,11 +259,13 @@ class LiveRequest:
         rows: LogprobRows,
         row: int,
     ) -> bool:
-        """Handle one new token. Its log probabilities are in row `row` of `rows`.
+        """Push one new token to the stream. Its log probabilities are in row `row` of `rows`.
 
-        `at_s` is the time when the engine received the token, and `now_s` is the time of its
-        arrival in this process. Returns True if a stop string has ended the output; the caller must
-        then notify the engine.
+        Ignored if the output has ended. While a replayed output repeats earlier tokens, the token
+        is only compared with the earlier one, and the request fails if they differ. `at_s` is the
+        time when the engine received the token, and `now_s` is the time of its arrival in this
+        process. Returns True if a stop string has ended the output; the caller must then notify the
+        engine.
         """
         if not output.is_live:
             return False
@@ -276,7 +278,7 @@ class LiveRequest:
         if self.head.is_due:
             self.head.accept()
         if self.phases.phase is not DECODE:
-            self.phases.token(at_s)
+            self.phases.note_token(at_s)
         if self.first_token_s == NO_TIME:
             self.first_token_s = now_s
         records: Sequence[TokenRecord] = ()
@@ -359,7 +361,7 @@ class LiveRequest:
         self.is_at_engine = False
         for output in self.outputs:
             output.is_plain = output.is_running = False
-        if self.phases.lose(now_s, num_tokens=self.num_output_tokens):
+        if self.phases.note_engine_lost(now_s, num_tokens=self.num_output_tokens):
             self._change_state(0)
         self.stream.wake()
 
@@ -368,7 +370,7 @@ class LiveRequest:
         the current keys."""
         self._submission = submission
         self.num_replays += 1
-        self.phases.resubmit(now_s)
+        self.phases.note_resubmitted(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
         """End a request that was cancelled before submission, with the events of a cancelled
@@ -394,7 +396,7 @@ class LiveRequest:
     def _check_repeated(
         self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float
     ) -> None:
-        self.phases.token(at_s)
+        self.phases.note_token(at_s)
         if not output.repeats(token_id):
             # The continuation would not match the delivered tokens.
             self.fail(ENGINE_DOWN, now_s)
@@ -415,7 +417,7 @@ class LiveRequest:
     def _note_engine_end(self, output: OwnOutput, end: Completed | Failed) -> None:
         if output.index == 0:
             self.has_engine_end = True
-            self.phases.explain(wait=end.wait, residency=end.residency)
+            self.phases.add_details(wait=end.wait, residency=end.residency)
 
     def _end_output(
         self,
@@ -439,7 +441,7 @@ class LiveRequest:
         has_more = self._num_ended < len(self.outputs)
         if output.is_running:
             output.is_running = False
-            if self.phases.leave(at_s, has_more=has_more):
+            if self.phases.note_stopped(at_s, has_more=has_more):
                 self._change_state(0)
         if has_more:
             self.stream.release_held()

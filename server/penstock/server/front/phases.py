@@ -51,12 +51,14 @@ class PhaseClock:
         """Return the seconds spent in `phase`, up to the last change of the phase."""
         return self._spent_s[phase]
 
-    def submit(self, now_s: float) -> None:
+    def note_submitted(self, now_s: float) -> None:
         """Start the wait in the engine's queue, because the request is submitted."""
         self._since_s = max(now_s, self._since_s)
         self._begin(QUEUE)
 
-    def admit(self, now_s: float, *, num_cached_tokens: int = 0, wait: Wait | None = None) -> bool:
+    def note_admitted(
+        self, now_s: float, *, num_cached_tokens: int = 0, wait: Wait | None = None
+    ) -> bool:
         """Record that one more output has started to run. Returns True if the state of the request
         changed.
 
@@ -65,12 +67,12 @@ class PhaseClock:
         self._num_running += 1
         if self.phase is not QUEUE or self._is_over:
             return False
-        self.explain(wait=wait)
+        self.add_details(wait=wait)
         self._enter(PREFILL, now_s)
         self.segments[-1].num_cached_tokens = num_cached_tokens
         return True
 
-    def leave(self, now_s: float, *, has_more: bool, num_tokens: int = 0) -> bool:
+    def note_stopped(self, now_s: float, *, has_more: bool, num_tokens: int = 0) -> bool:
         """Record that an output stopped running. Returns True if the request waits again.
 
         `has_more` is True if some outputs have not ended. `num_tokens` is the number of output
@@ -83,7 +85,7 @@ class PhaseClock:
         self._enter(QUEUE, now_s)
         return True
 
-    def lose(self, now_s: float, *, num_tokens: int) -> bool:
+    def note_engine_lost(self, now_s: float, *, num_tokens: int) -> bool:
         """Record the loss of the engine. Returns True if the state of the request changed.
 
         `num_tokens` is the number of output tokens so far.
@@ -98,26 +100,26 @@ class PhaseClock:
         self.segments[-1].is_engine_lost = True
         return was_running
 
-    def resubmit(self, now_s: float) -> None:
+    def note_resubmitted(self, now_s: float) -> None:
         """Start another wait in the queue, because the request was submitted again."""
         if not self._is_over:
             self._enter(QUEUE, now_s)
 
-    def token(self, now_s: float) -> None:
+    def note_token(self, now_s: float) -> None:
         """Record a sampled token. The first token ends the prefill phase and starts the decode
         phase."""
         if self.phase is PREFILL and not self._is_over:
             self._enter(DECODE, now_s)
 
-    def find_prefix(self, num_cached_tokens: int) -> None:
+    def note_prefix(self, num_cached_tokens: int) -> None:
         """Record the number of cached tokens of the prompt that is being computed. Does nothing
         outside the prefill phase."""
         if self.segments[-1].kind is PREFILL:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
-    def explain(self, *, wait: Wait | None = None, residency: Residency | None = None) -> None:
-        """Add the engine's details of the latest queue wait, unless it has some, and of the latest
-        time in the running batch. None adds nothing."""
+    def add_details(self, *, wait: Wait | None = None, residency: Residency | None = None) -> None:
+        """Add `wait`, the engine's details of the latest queue wait, unless they were added before,
+        and `residency`, its details of the latest time in the running batch. None adds nothing."""
         if wait is not None:
             segment = self._latest(QUEUE)
             if segment is not None and segment.wait is None:

@@ -60,8 +60,8 @@ class Replays:
         self._clock = clock
         self._note_sent = note_sent
         self._waiting: dict[LiveRequest, int] = {}
-        # Deadlines of waits: the due time, the number of the wait, and the request. An entry stays
-        # until it is due, even if the request no longer waits.
+        # A heap of the due time, the number of the wait, and the request. The entry of a request
+        # that no longer waits is removed when it is the earliest one.
         self._due: list[tuple[float, int, LiveRequest]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class Replays:
         """True if requests continue after the loss of their engine."""
         return self._config.max_replays > 0 and not self._is_given_up
 
-    def lose(self, requests: Iterable[LiveRequest]) -> None:
+    def on_engine_lost(self, requests: Iterable[LiveRequest]) -> None:
         """Suspend the requests of a lost engine, or fail them if replays are off.
 
         `requests` are the live requests, the oldest first. With replays, requests that are still
@@ -127,7 +127,7 @@ class Replays:
         self._has_new_keys = is_same_engine
         self._send_some()
 
-    def adopt(self, request: LiveRequest, limits: Limits | None) -> None:
+    def submit_attached(self, request: LiveRequest, limits: Limits | None) -> None:
         """Submit a request whose engine was lost while this front took over its stream.
 
         Suspends it instead if no engine is connected, and ends it if it was cancelled.
@@ -210,7 +210,7 @@ class Replays:
         self._note_sent(request)
 
     def _set_timer(self) -> None:
-        """Set the timer to the earliest deadline."""
+        """Set the timer to the earliest due time of a waiting request; without one, cancel it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,7 +222,7 @@ class Replays:
             self._timer = loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """End each waiting request that is due."""
+        """End each waiting request whose deadline or maximum wait has passed."""
         now_s = self._clock()
         while self._due and self._due[0][0] <= now_s:
             _, number, request = heapq.heappop(self._due)
@@ -294,7 +294,8 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
     """Return a spec for each output that has not ended, in order, with its current key; empty if
     the request was never submitted.
 
-    Also sets `num_repeating` of these outputs. Each must have at least one more token to generate.
+    Also sets `num_repeating` of these outputs. Each output must have at least one more token to
+    generate.
     """
     submission = request.submission
     if submission is None:

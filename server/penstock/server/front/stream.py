@@ -52,8 +52,8 @@ class Timers(Protocol):
 
 
 class ChunkHold:
-    """Decides which tokens of one stream are held back. `on_due` is called when their maximum delay
-    has passed."""
+    """Decides which tokens of one stream are held back for a larger message. `on_due` is called
+    when their maximum delay has passed."""
 
     __slots__ = (
         "_is_all_due",
@@ -119,12 +119,12 @@ class ChunkHold:
         if self._is_all_due:
             return True
         if self._timer is None and self._send_at:
-            self._timer = self._timers.call_at(min(self._send_at.values()), self._time_is_up)
+            self._timer = self._timers.call_at(min(self._send_at.values()), self._on_timer)
         return self.is_due
 
     def split(self, events: list[StreamEvent]) -> tuple[list[StreamEvent], list[StreamEvent]]:
-        """Return the due events and the held-back events of the backlog, each in order within an
-        output."""
+        """Return the due events and the held-back events of the backlog, both in their original
+        order."""
         if self._is_all_due:
             return events, []
         if not self.is_due:
@@ -147,7 +147,7 @@ class ChunkHold:
         for index in [index for index in self._num_held if index not in self._send_at]:
             del self._num_held[index]
 
-    def _time_is_up(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now_s = self._timers.time()
         for index in [index for index, at_s in self._send_at.items() if at_s <= now_s]:

@@ -1,4 +1,4 @@
-"""Converts a validated generation and the ids of its prompt to the specs for the engine.
+"""Converts a validated request and its token ids to the specs for the engine, one per output.
 
 Makes the checks that need the number of prompt tokens, derives the seeds of the outputs and the
 block hashes of the prompt, and converts durations to times. The functions have no side effects and
@@ -59,8 +59,8 @@ class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def output_seed(seed: int, output_index: int) -> int:
-    """Return the seed of an output: the seed of the request for output 0, otherwise a hash of that
-    seed and the index."""
+    """Return the seed of an output: the seed of the request for output 0, otherwise a 64-bit hash
+    of that seed and the index."""
     if output_index == 0:
         return seed
     data = seed.to_bytes(8, "little") + output_index.to_bytes(8, "little")
@@ -87,8 +87,8 @@ def prompt_too_long(
 def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits: Limits) -> int:
     """Return `max_tokens`; if it is not set, its default, limited to the space after the prompt.
 
-    Raises RequestError if the request can never fit, if the prompt is empty, or if `min_tokens` is
-    above `max_tokens`.
+    Raises RequestError if the request can never fit the context or the KV cache, if the prompt is
+    empty, or if `min_tokens` is above `max_tokens`.
     """
     if num_prompt_tokens < 1:
         raise invalid_field(generation.prompt_path, "has no tokens")
@@ -134,10 +134,10 @@ def hash_prompt(
 ) -> TokenisedPrompt:
     """Return the prompt with the hashes of its full blocks.
 
-    The hashes start from the salt of the requests that may share the blocks. There are no hashes if
-    no other output can share blocks. Without prefix caching, or with prompt logprobs, which need
-    every position computed, only the outputs of one request share blocks, under a random salt. If
-    `shares_across_tenants`, tenants with the same prefix share blocks.
+    The hashes start from a salt, and only requests with the same salt share blocks (see
+    `shared_salt`). If `shares_across_tenants`, the salt does not contain the tenant. Without prefix
+    caching, or with prompt logprobs, which need every position computed, the salt is random, so
+    that only the outputs of this request share blocks; with a single output there are no hashes.
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:

@@ -69,7 +69,7 @@ class WatchedWrite:
         self.blocked_since_s = now_s
 
     def interrupt(self) -> None:
-        """Interrupt the current write, if there is one."""
+        """Interrupt the current write, if there is one, by cancelling its task."""
         if self._writer is not None:
             self._cut_writer = self._writer
             self._writer.cancel()

@@ -49,9 +49,11 @@ class QueueState(NamedTuple):
 
     Attributes:
         epoch: The number of the engine start, from 1; 0 before the first.
-        num_waiting_tokens: Prompt tokens of the waiting requests.
-        estimated_queue_s: Estimated queue time of a request that arrives now, in seconds; None
-            without an estimate.
+        num_waiting: Number of waiting outputs; a request with n outputs counts n times.
+        num_waiting_tokens: Number of their tokens: prompts, cached ones included, and tokens
+            generated before a preemption.
+        estimated_queue_s: Estimated queue time of the most recently queued output, in seconds; None
+            without an estimate or if the queue is empty.
         at_s: Time of the last heartbeat on the monotonic clock; 0 before the first heartbeat.
     """
 
@@ -66,9 +68,10 @@ class QueueState(NamedTuple):
 class LoadState:
     """The load of the engine after the last step.
 
-    `num_used_blocks` counts blocks of the KV cache that a request uses; other cached blocks are not
-    included. `num_output_tokens`, `num_shortened_retentions` and `num_dropped_blocks` (see
-    `RetentionCuts`) are totals since the start of the engine.
+    `num_running` and `num_waiting` count outputs. `num_used_blocks` counts blocks of the KV cache
+    that running requests use; other cached blocks are not included. `num_output_tokens`,
+    `num_shortened_retentions` and `num_dropped_blocks` (see `RetentionCuts`) are totals since the
+    start of the engine.
     """
 
     epoch: int
@@ -139,8 +142,8 @@ class EngineBoard:
     def publish_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """Publish the state of the queue, from which fronts reject requests without a query
-        to the engine."""
+        """Publish the state of the queue, with which a front decides without a query to the engine
+        whether to reject a request. The fields are those of `QueueState`."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
@@ -219,7 +222,7 @@ class BoardView:
         self._max_keys = _max_keys_of(self._words)
 
     @classmethod
-    def taking(cls, fd: int) -> "BoardView | None":
+    def from_fd(cls, fd: int) -> "BoardView | None":
         """Return the view of a descriptor and close the descriptor; return None for a negative
         descriptor."""
         if fd < 0:
@@ -315,14 +318,15 @@ class FrontHeartbeat:
 
 
 class HeartbeatView:
-    """Reads the heartbeats of all fronts. The constructor raises BoardError if the memory is not a
-    status board, and OSError if it cannot be mapped."""
+    """Reads the heartbeats of all fronts. The constructor raises BoardError if the size of the
+    memory is 0 or not a multiple of 8 bytes, and OSError if it cannot be mapped."""
 
     def __init__(self, fd: int) -> None:
         self._map, self._words = _map_words(fd, is_writer=False)
 
     def num_heartbeats(self, row: int, front_id: int) -> int:
-        """Return the heartbeat count of this front; 0 if its row now belongs to another front."""
+        """Return the number of heartbeats of a front; 0 if `row` belongs to another front, or if
+        this front has not started to write."""
         first = row * _ROW_WORDS
         if self._words[first + _ROW_OWNER] != front_id:
             return 0

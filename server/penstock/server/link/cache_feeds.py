@@ -50,7 +50,7 @@ class CacheFeeds:
         return any(feed.next_part < feed.num_parts for feed in self._feeds.values())
 
     def follow(self, front_id: int, request: Follow) -> None:
-        """Subscribe a front to the cached blocks.
+        """Subscribe a front to the cached blocks whose hash chains begin with `request.salt`.
 
         Raises LinkError if the engine does not publish its blocks, if the front already uses
         `ticket` for another subscription, or if the front already has MAX_FEEDS_PER_FRONT
@@ -72,14 +72,15 @@ class CacheFeeds:
         if feed is not None and self._cache_index is not None:
             self._cache_index.unwatch(feed.watch)
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove the subscriptions of a disconnected front."""
         for front, ticket in list(self._feeds):
             if front == front_id:
                 self.unfollow(front, ticket)
 
     def take(self) -> list[tuple[int, CacheUpdate]]:
-        """Return the updates to send now, each with the id of its front."""
+        """Return the updates to send after this step, each with the id of its front: the next parts
+        of snapshots, and new changes."""
         updates: list[tuple[int, CacheUpdate]] = []
         for (front_id, ticket), feed in self._feeds.items():
             if feed.watch.is_overrun and self._cache_index is not None:
@@ -129,7 +130,7 @@ class CacheSubscriber:
         self._is_published = False
 
     def follow(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the blocks whose hashes start from `salt`.
+        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
 
         Returns a function that unsubscribes it.
         """

@@ -1,5 +1,4 @@
-"""Connections over Unix sockets on asyncio, which split and decode frames and reconnect; pending
-calls.
+"""Unix socket connections on asyncio: decoding of frames, reconnection, and pending calls.
 
 Frames are not interpreted here. The engine has no event loop; its connections are in
 `front_connections.py`.
@@ -165,7 +164,7 @@ class PersistentConnection(Generic[FrameT]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start connecting, on the running event loop. Do not wait for the peer. Raises
+        """Start connecting, on the running event loop. Does not wait for the peer. Raises
         RuntimeError if it was started before."""
         if self._task is not None:
             raise RuntimeError("the connection was started before")

@@ -29,7 +29,7 @@ class EngineLost(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Ready(TaggedFrame, frozen=True, kw_only=True):
-    """The child process is serving. `facts` is its startup report, for logs."""
+    """The child process is serving. `facts` is its startup report, which the supervisor logs."""
 
     facts: dict[str, str | int | float | None]
 
@@ -52,8 +52,8 @@ class Drain(TaggedFrame, frozen=True, kw_only=True):
 
 
 class SetLogLevel(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's command to set the log level of a process; of the supervisor, also that of
-    processes that start later."""
+    """An operator's command to set the log level of the process that receives it. The supervisor
+    also passes the level to processes that it starts later."""
 
     level: str
 

@@ -178,7 +178,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):
     """The result of a command. `problem` is the reason for a failure, empty on success; `payload`
-    is the output."""
+    is the file of a `Profile`, empty for other commands."""
 
     ticket: int
     problem: str = ""
@@ -191,7 +191,7 @@ returns or later on another thread."""
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """A request to subscribe to the cached blocks whose hashes start from `salt`.
+    """A request to subscribe to the cached blocks whose hash chains begin with `salt`.
 
     `ticket` is the number of the subscription, which the front chooses.
     """

@@ -61,12 +61,12 @@ class EnginePort(Protocol):
         ...
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """Cancel a live request of any front by the id that it has at the engine, see
-        `engine_request_id`.
+        """Cancel a request of any front by its id in the engine, see `engine_request_id`.
 
-        Returns the state that it had, or None if there is no such request. Its front receives
-        `Completed` with CANCELLED for each live output. Raises `EngineUnavailable` if no engine is
-        connected, or if the connection is lost.
+        Returns the state that it had, its final state if it had ended and the engine keeps its
+        stream, or None if there is no such request. Its front receives `Completed` with CANCELLED
+        for each live output. Raises `EngineUnavailable` if no engine is connected, or if the
+        connection is lost.
         """
         ...
 
@@ -90,17 +90,17 @@ class EnginePort(Protocol):
         ...
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Report that these streams no longer have a reader at this front. Does nothing without an
-        engine."""
+        """Report that the streams of these requests, by the engine's ids, no longer have a reader
+        at this front. Does nothing when no engine is connected."""
         ...
 
     def on_detached(self, listener: DetachListener) -> None:
-        """Call `listener` for each request that another front has taken over, or that was
-        dropped."""
+        """Register `listener`, which is called for each request whose stream another front has
+        taken over or the engine has dropped."""
         ...
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the blocks whose hashes start from `salt`.
+        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
 
         Returns a function that unsubscribes it. The first updates are a snapshot. There are no
         updates until an engine that publishes its cache (`EngineHello.publishes_cache`) is
@@ -146,8 +146,8 @@ class AttachCalls:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def on_detached(self, listener: DetachListener) -> None:
-        """Call `listener` for each request that another front has taken over, or that was
-        dropped."""
+        """Register `listener`, which is called for each request whose stream another front has
+        taken over or the engine has dropped."""
         self._on_detached = listener
 
     async def attach(self, name: str, on_attached: AttachListener) -> None:
@@ -180,8 +180,8 @@ class AttachCalls:
             self._open.pop(ticket, None)
 
     def on_frame(self, frame: Attached | Detach) -> None:
-        """Pass a frame from the engine to the call or the listener that waits for it, if there is
-        one."""
+        """Pass an `Attached` frame to the pending call with its ticket, and a `Detach` frame to the
+        registered listener. Ignored if there is none."""
         if isinstance(frame, Detach):
             for name in frame.names:
                 if self._on_detached is not None:

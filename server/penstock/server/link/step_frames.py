@@ -31,7 +31,8 @@ _NOTHING_MOVED: Mapping[int, int] = MappingProxyType({})
 
 
 class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
-    """`TokenLogprobs` in encoded form, its matrices flattened row by row."""
+    """`TokenLogprobs` in encoded form: `chosen` and `ranks` [n], and the matrices [n, num_top]
+    flattened row by row."""
 
     num_top: int
     chosen: NDArray[np.float32]
@@ -111,7 +112,7 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
-    """`StepEvents` in their encoded form."""
+    """The encoded form of `StepEvents`: token `tokens[i]` [n] belongs to output `keys[i]` [n]."""
 
     step: int
     at_s: float
@@ -201,8 +202,8 @@ def split_by_front(
 def part_of(
     events: StepEvents, is_mine: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
-    """Return the events of a step for the keys for which `is_mine` returns True. `rows` are the
-    rows of their tokens."""
+    """Return those events of a step whose keys satisfy `is_mine`. `rows` [k] are the indices of
+    their tokens in `events.keys`."""
     logprobs = events.logprobs
     return replace(
         events,

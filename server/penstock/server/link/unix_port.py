@@ -97,7 +97,7 @@ class UnixEnginePort:
         return connection.num_unsent_bytes + len(self._unsent)
 
     async def start(self, listener: EnginePortListener) -> None:
-        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Does not wait for the
         engine."""
         self._link.start()
         self._listener = listener
@@ -119,15 +119,15 @@ class UnixEnginePort:
         self._write(encode(Submit(specs=specs)))
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
-        """Cancel the outputs with these keys. Does nothing without an engine."""
+        """Cancel the outputs with these keys. Does nothing when no engine is connected."""
         if self.is_up and keys:
             # The connection is being lost, and the request is lost with it.
             with contextlib.suppress(EngineUnavailable):
                 self._write(cancel_frame(keys, reason))
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """Cancel a live request of any front; return its state, or None if there is no such
-        request.
+        """Cancel a request of any front by its id in the engine, and return its state as
+        `EnginePort.cancel_by_id` does.
 
         Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
@@ -151,19 +151,19 @@ class UnixEnginePort:
         await self._attach_calls.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Report that these streams no longer have a reader at this front. Does nothing without an
-        engine."""
+        """Report that the streams of these requests, by the engine's ids, no longer have a reader
+        at this front. Does nothing when no engine is connected."""
         # The streams of a lost engine are lost with it.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
 
     def on_detached(self, listener: DetachListener) -> None:
-        """Call `listener` for each request that another front has taken over, or that was
-        dropped."""
+        """Register `listener`, which is called for each request whose stream another front has
+        taken over or the engine has dropped."""
         self._attach_calls.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the blocks whose hashes start from `salt`.
+        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
 
         Returns a function that unsubscribes it.
         """

@@ -1,4 +1,5 @@
-"""Settings of observability: tracing, flight recorder, ports for operators.
+"""Settings of observability: tracing, the flight recorder (a record of the engine's last steps in
+shared memory), and the ports for operators.
 
 Reads no environment variables. An invalid value raises SettingError, which names the field.
 """
@@ -23,7 +24,7 @@ DEFAULT_MAX_RECORD_BYTES = 256 * 1024 * 1024
 class TracingConfig:
     """Settings of tracing. The `OTEL_*` variables configure the export.
 
-    `is_on` is True if an exporter is configured. If `has_next_rpc_keys`, spans also have the RPC
+    `is_on` is True if traces are exported. If `has_next_rpc_keys`, spans also have the RPC
     attributes of the next release of the OpenTelemetry semantic conventions. Traces of some
     requests are always kept, regardless of the sampling ratio and the decision of the parent:
     requests that ended with a server error, were replayed after an engine crash, or were preempted,
@@ -72,7 +73,8 @@ class TracingConfig:
 
 
 def _check_url(url: str) -> None:
-    """Raise SettingError for an invalid URL."""
+    """Raise SettingError unless `url` has the scheme http or https, a host, and a port from 1 to
+    65535 if it has a port."""
     wanted = "must begin with http:// or https://"
     if url.startswith(_SCHEMES):
         wanted = "must have a host, and a port from 1 to 65535 where it has one"
@@ -87,8 +89,8 @@ def _check_url(url: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
-    """Settings of the flight recorder: number of recorded steps (a power of two), and folder for
-    files."""
+    """Settings of the flight recorder: the number of steps that it keeps (a power of two), and the
+    folder of the files that it writes. Raises SettingError for an invalid number of steps."""
 
     num_steps: int = setting(
         4096,
@@ -118,9 +120,10 @@ class FlightConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverConfig:
-    """Settings of the observer process. A port of None is not opened; 0 selects any free port.
+    """Settings of the observer process, which exports metrics and traces.
 
-    Each tenant in `metrics_tenants` adds a few time series.
+    A port of None is not opened; 0 selects any free port. Each tenant in `metrics_tenants` adds a
+    few time series. Raises SettingError, which names the invalid field.
     """
 
     operations_port: int | None = setting(

@@ -1,5 +1,5 @@
-"""The observer's connection to the engine: queries live requests, and sends log and profile
-commands.
+"""The observer's connection to the engine: queries live requests, and sends commands that set the
+log level or profile the engine.
 
 It is not a front (gRPC server process): it submits no requests and receives no events of steps.
 """
@@ -56,7 +56,7 @@ class EngineClient:
             on_closed=self._on_closed,
             pauses_s=_PAUSES_S,
         )
-        self._looks: PendingCalls[tuple[LiveView, ...]] = PendingCalls()
+        self._view_queries: PendingCalls[tuple[LiveView, ...]] = PendingCalls()
         self._commands: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
@@ -69,18 +69,18 @@ class EngineClient:
         await self._line.close()
 
     async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
-        """Return the engine's live outputs.
+        """Return the state of each output that is queued or running in the engine.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
-        `limit_s`.
+        `limit_s` seconds.
         """
-        return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
+        return await self._ask(self._view_queries, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
     async def command(self, action: Action, limit_s: float) -> CommandResult:
         """Send a command to the engine process and return its result.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
-        `limit_s`.
+        `limit_s` seconds.
         """
         return await self._ask(
             self._commands, lambda ticket: Command(ticket=ticket, action=action), limit_s
@@ -108,7 +108,7 @@ class EngineClient:
                 if self._on_hello is not None:
                     self._on_hello(hello)
             case ViewAnswer(ticket=ticket, views=views):
-                self._looks.answer(ticket, views)
+                self._view_queries.answer(ticket, views)
             case CommandResult() as answer:
                 self._commands.answer(answer.ticket, answer)
             case other:
@@ -118,5 +118,5 @@ class EngineClient:
         del line
         self.hello = None
         gone = EngineUnavailable("the engine disconnected")
-        self._looks.fail(gone)
+        self._view_queries.fail(gone)
         self._commands.fail(gone)

@@ -35,9 +35,9 @@ from penstock.server.observe.frames import (
 logger = logging.getLogger(__name__)
 
 FULL = "full"
-"""Drop reason: the observer reads too slowly."""
+"""Drop reason: the buffer of unsent records is full, because the observer reads too slowly."""
 NO_OBSERVER = "no_observer"
-"""Drop reason: there is no observer."""
+"""Drop reason: no observer accepts connections, or its connection was lost during the write."""
 
 _FLUSH_S = 0.05
 _FLUSH_BYTES = 64 * 1024
@@ -55,9 +55,9 @@ class Exporter:
     called `start`.
 
     `path` is the Unix socket of the observer, and `hello` the first frame on each connection.
-    `max_bytes` and `max_records` limit the unsent records. `live_views` answers the observer's
-    queries, and `carry_out` executes its commands. `dropped` has the number of dropped records by
-    reason.
+    `max_bytes` and `max_records` limit the unsent records. `live_views` yields the live requests of
+    the front for the observer's queries, and `carry_out` executes the observer's commands.
+    `dropped` has the number of dropped records by reason.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Exporter:
         self._link.start()
 
     def offer(self, payload: bytes) -> bool:
-        """Queue one encoded record. Returns False if the record was dropped, which is counted."""
+        """Queue one encoded record. If there is no observer or the buffer is full, drops and counts
+        the record and returns False."""
         if self._is_absent:
             self.dropped[NO_OBSERVER] += 1
             return False

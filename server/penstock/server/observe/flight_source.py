@@ -1,6 +1,7 @@
-"""Reads the engine's steps from the memory of the flight recorder, and makes copies of it.
+"""Reads the engine's steps from the memory of the flight recorder, and copies that memory.
 
-Polls the memory with one reader. Readers never block the engine.
+The flight recorder keeps the last steps of the engine in shared memory. Reading never blocks the
+engine.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ POLL_S = 0.25
 class FlightSource:
     """Passes new steps to `listener` every `POLL_S` seconds.
 
-    `fd` is the inherited descriptor of the memory. Raises FlightError (a ValueError) or OSError if
-    it is invalid. `folder` is the folder of flight files, None for the default; `port` is the port
-    of the service, for the names of files. `copied` and `dumped` are slow and may be called from
-    any thread; all other methods must be called from one thread.
+    `fd` is the inherited descriptor of the memory; the constructor raises FlightError (a
+    ValueError) or OSError if it is invalid. `folder` is the folder of flight files, None for the
+    default; `port` is the port of the service, for the names of files. `copied` and `dumped` are
+    slow and may be called from any thread; all other methods must be called from one thread.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class FlightSource:
             self.read()
 
     def read(self) -> None:
-        """Pass new steps to the listener. If the memory becomes unreadable, log a warning once."""
+        """Pass new steps to the listener. If the memory cannot be read, log a warning, once until
+        it can be read again."""
         reader = self._reader
         try:
             rows, num_missed = reader.new_steps()
@@ -61,7 +63,7 @@ class FlightSource:
             return
         self._is_readable = True
         if facts is not None and (len(rows) or num_missed):
-            self._listener.take_steps(facts.epoch, rows, num_missed, reader.totals)
+            self._listener.add_steps(facts.epoch, rows, num_missed, reader.totals)
 
     def copied(self) -> bytes:
         """Return a copy of the memory in the format of a flight file.

@@ -16,9 +16,10 @@ from penstock.server.link.wire import Codec, TaggedFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeCount:
-    """The number of requests with one outcome, which the other fields define as in `RequestRecord`.
+    """The number of ended requests (`num`) with one method, status code, reason and finish reason.
 
-    `finish_reason` is the finish reason of the first output, empty if there is none.
+    The fields are those of `RequestRecord`; `finish_reason` is that of the first output, empty if
+    there is none.
     """
 
     method: str
@@ -35,6 +36,8 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     describes them.
 
     Attributes:
+        epoch: The number of the engine start, from 1, in the engine's last startup report; 0 before
+            the first report.
         num_streams: Number of open calls.
         num_live: Number of requests that the front has not removed yet.
         num_backlog_tokens: Number of output tokens that clients have not read.

@@ -1,5 +1,5 @@
-"""Receives the frames from fronts (gRPC server processes) in the observer, and queries the
-fronts for live requests.
+"""Receives the frames from fronts (gRPC server processes) in the observer, queries the fronts for
+live requests, and sends them commands.
 
 Accepts and closes the connections of the fronts. The supervisor owns the listening socket, so that
 the next observer receives frames that were sent while no observer was running.
@@ -45,7 +45,7 @@ class _Front:
     front_id: int
     pid: int
     line: _Line
-    looks: PendingCalls[tuple[FrontView, ...]] = field(
+    view_queries: PendingCalls[tuple[FrontView, ...]] = field(
         default_factory=PendingCalls[tuple[FrontView, ...]]
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
@@ -54,7 +54,7 @@ class _Front:
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Query the live requests of the front; return the future of the response."""
-        ticket, answer = self.looks.add()
+        ticket, answer = self.view_queries.add()
         self.line.write(encode(LiveQuery(ticket=ticket)))
         return answer
 
@@ -62,7 +62,7 @@ class _Front:
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:
-            self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
+            self.view_queries.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
     def ask_command(self, action: Action) -> "asyncio.Future[CommandResult]":
         """Send a command; return the future of its result."""
@@ -70,15 +70,16 @@ class _Front:
         self.line.write(encode(Command(ticket=ticket, action=action)))
         return answer
 
-    def lose(self) -> None:
+    def fail_pending(self) -> None:
         """Fail the pending queries and commands, because the front has disconnected."""
         gone = FrontUnavailable(f"front {self.front_id} is gone")
-        self.looks.fail(gone)
+        self.view_queries.fail(gone)
         self.commands.fail(gone)
 
 
 class FrontReceiver:
-    """Receives the frames from all fronts for `listener`, on one event loop.
+    """Receives the frames of all fronts and passes records and heartbeats to `listener`. All calls
+    except `pids` must be made on the event loop that called `start`.
 
     `num_unreadable` is the number of records that could not be decoded.
     """
@@ -94,7 +95,7 @@ class FrontReceiver:
 
     @property
     def front_ids(self) -> tuple[int, ...]:
-        """Ids of the connected fronts."""
+        """Ids of the connected fronts, in increasing order."""
         return tuple(sorted(self._by_id))
 
     @property
@@ -127,7 +128,8 @@ class FrontReceiver:
             line.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
-        """Return the live requests of all fronts, and whether all fronts responded in time."""
+        """Return the live requests of the fronts that responded within `limit_s` seconds, and
+        whether all connected fronts did."""
         asked = [front.ask_live() for front in self._by_id.values()]
         if not asked:
             return (), True
@@ -146,7 +148,7 @@ class FrontReceiver:
         """Send a command to one front and return its result.
 
         Raises FrontUnavailable if the front is not connected, disconnects, or does not respond
-        within `limit_s`.
+        within `limit_s` seconds.
         """
         front = self._by_id.get(front_id)
         if front is None:
@@ -177,10 +179,10 @@ class FrontReceiver:
             self._is_empty.set()
         if front is None:
             return
-        front.lose()
+        front.fail_pending()
         if self._by_id.get(front.front_id) is front:
             del self._by_id[front.front_id]
-            self._listener.front_gone(front.front_id)
+            self._listener.front_disconnected(front.front_id)
 
     def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
         front = self._lines.get(line)
@@ -196,10 +198,10 @@ class FrontReceiver:
     def _take(self, front: _Front, frame: ObserverFrame) -> None:
         match frame:
             case Records(payloads=payloads):
-                self._take_records(payloads)
+                self._add_records(payloads)
             case Heartbeat() as heartbeat:
                 front.last_heartbeat = heartbeat
-                self._listener.take_heartbeat(heartbeat)
+                self._listener.add_heartbeat(heartbeat)
             case LiveAnswer() as answer:
                 front.take_live(answer)
             case CommandResult() as answer:
@@ -207,7 +209,7 @@ class FrontReceiver:
             case other:
                 raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
 
-    def _take_records(self, payloads: tuple[bytes, ...]) -> None:
+    def _add_records(self, payloads: tuple[bytes, ...]) -> None:
         records: list[RequestRecord] = []
         for payload in payloads:
             try:
@@ -217,4 +219,4 @@ class FrontReceiver:
                 if self.num_unreadable <= _MAX_LOGGED_UNREADABLE:
                     logger.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
         if records:
-            self._listener.take_records(records)
+            self._listener.add_records(records)

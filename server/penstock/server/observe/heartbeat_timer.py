@@ -1,6 +1,6 @@
-"""The timer of a front's heartbeats.
+"""The timer of the heartbeats that a front (gRPC server process) sends to the observer.
 
-Its lag is the delay of the event loop, which delays all streams of the front.
+The delay of its ticks is the lag of the event loop, by which all streams of the front are delayed.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ class HeartbeatTimer:
     """Calls `heartbeat` once per second, with the lag in seconds of each tick since the previous
     call: ten ticks, fewer in the first and the last call.
 
-    `clock` returns monotonic seconds. It is not the time of the event loop, which does not advance
-    while a callback runs.
+    `clock` returns monotonic seconds. `loop.time()` is not used, because uvloop updates it once per
+    iteration, so it does not advance while a callback runs.
     """
 
     def __init__(

@@ -34,7 +34,8 @@ class EngineListeners:
         self._listeners = listeners
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Notify the listeners that the outputs of a request are about to be queued."""
+        """Notify the listeners of a submitted request, before its outputs are queued or
+        rejected."""
         for listener in self._listeners:
             try:
                 listener.note_submit(specs)
@@ -64,18 +65,18 @@ class EngineListeners:
 
 class ServiceListener:
     """Base class of the observer's listeners. Subclasses override the methods of the events that
-    they use. Each event is delivered once."""
+    they use. A record or a step is delivered at most once."""
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Called with the records of ended requests."""
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Called with the heartbeat of a front (gRPC server process)."""
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Called with the startup report of a new engine."""
+    def set_engine(self, hello: EngineHello) -> None:
+        """Called with the startup report of the engine, each time the observer connects to it."""
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -89,7 +90,7 @@ class ServiceListener:
         `totals` has the engine's counts (`flight.layout.TOTALS`), which include overwritten steps.
         """
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Called when a front has disconnected. Its gauges must be removed."""
 
 
@@ -105,19 +106,19 @@ class ServiceListeners(ServiceListener):
         """Add a listener."""
         self._listeners.append(listener)
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Pass the records of ended requests to the listeners."""
-        self._each(lambda listener: listener.take_records(records))
+        self._each(lambda listener: listener.add_records(records))
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Pass a front's heartbeat to the listeners."""
-        self._each(lambda listener: listener.take_heartbeat(heartbeat))
+        self._each(lambda listener: listener.add_heartbeat(heartbeat))
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Pass the startup report of a new engine to the listeners."""
-        self._each(lambda listener: listener.take_engine(hello))
+    def set_engine(self, hello: EngineHello) -> None:
+        """Pass the startup report of the engine to the listeners."""
+        self._each(lambda listener: listener.set_engine(hello))
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -125,11 +126,11 @@ class ServiceListeners(ServiceListener):
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
         """Pass steps of the engine of `epoch` to the listeners."""
-        self._each(lambda listener: listener.take_steps(epoch, rows, num_missed, totals))
+        self._each(lambda listener: listener.add_steps(epoch, rows, num_missed, totals))
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Notify the listeners that a front has disconnected."""
-        self._each(lambda listener: listener.front_gone(front_id))
+        self._each(lambda listener: listener.front_disconnected(front_id))
 
     def _each(self, call: Callable[[ServiceListener], None]) -> None:
         for listener in self._listeners:

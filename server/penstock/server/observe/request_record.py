@@ -107,8 +107,9 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """One ended request.
 
     Attributes:
-        method: The full name of the RPC, such as `penstock.v1.GenerationService/Generate`; for a
-            request of a Multiplex stream, the name of that method.
+        method: The full name of the RPC, such as `penstock.v1.GenerationService/Generate`. It ends
+            with `/Multiplex` for each request of a Multiplex stream.
+        peer: The client's address as gRPC formats it, such as `ipv4:127.0.0.1:50000`.
         code: The final gRPC status code, as a number.
         reason: The name of its ErrorReason; empty if the request completed or its client
             disconnected.
@@ -170,7 +171,7 @@ def decode_record(data: bytes) -> RequestRecord:
 
 
 class RequestRecorder:
-    """Counts all records and passes them on.
+    """Counts the records of a front and passes them to `offer`.
 
     `offer` receives each record encoded (see `encode_record`), and returns True if it accepted the
     record; it must not block. Without `offer`, records are only counted. `num_records` is the
@@ -185,7 +186,7 @@ class RequestRecorder:
         self.dropped_records: dict[str, int] = {}
 
     def note(self, record: RequestRecord) -> None:
-        """Count a record and pass it on. Raises ValueError unless its sequence number is
+        """Count a record and pass it to `offer`. Raises ValueError unless its sequence number is
         `num_records`, and TypeError if it cannot be encoded."""
         if record.sequence != self.num_records:
             raise ValueError(f"sequence must be {self.num_records}, not {record.sequence}")

@@ -1,8 +1,8 @@
 """Names of gRPC status codes for spans and metrics, and which codes make a server span an error.
 
 Imports neither grpc nor OpenTelemetry. The rule is from the OpenTelemetry semantic conventions
-1.44, "gRPC", server span: an error of the client, a rejection or a cancellation is not an error of
-the server.
+1.44, "gRPC", server span: the codes for a client's error, a rejection for lack of resources and a
+cancellation are not errors of the server.
 """
 
 from typing import Final

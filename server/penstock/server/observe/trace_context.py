@@ -1,8 +1,8 @@
 """W3C trace context: the headers from a caller, the response headers, and new ids.
 
-Parses and writes the format (https://www.w3.org/TR/trace-context/) and generates ids. Values are
-those of a header or of metadata. Malformed values are treated as absent, because an invalid trace
-context must never fail a request.
+Parses and writes the format (https://www.w3.org/TR/trace-context/) and generates ids. Accepts
+values of HTTP headers or gRPC metadata, as str or bytes. Malformed values are treated as absent,
+because an invalid trace context must never fail a request.
 """
 
 import os
@@ -49,7 +49,8 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
     """Parse a `traceparent` header; return None if it is malformed.
 
     For versions after 00, only the fields of version 00 are read, as the specification requires. A
-    `trace_state` that is not printable ASCII is dropped; a long one loses its last members.
+    `trace_state` that is not printable ASCII is dropped. One of more than MAX_TRACE_STATE_CHARS
+    characters loses its last members.
     """
     text = _text_of(value)
     head = text[:_VERSION_0_CHARS]
@@ -79,8 +80,8 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
 def trace_response(trace: TraceParent) -> str:
     """Return the `traceresponse` header of a request.
 
-    The sampled flag is that of the caller. For a trace that begins here, the sampling decision is
-    made at the end of the request.
+    The sampled flag is that of the caller. For a trace that begins here it is 0, because the
+    sampling decision is made at the end of the request.
     """
     flags = _IS_SAMPLED if trace.is_parent_sampled else 0
     return f"00-{trace.trace_id.hex()}-{trace.span_id.hex()}-{flags:02x}"
@@ -111,7 +112,7 @@ class TraceIds:
         self._position = _POOL_BYTES
         _all_ids.add(self)
 
-    def forget(self) -> None:
+    def discard_pool(self) -> None:
         """Discard the pool of random bytes, because a forked process would share it."""
         self._position = _POOL_BYTES
 
@@ -155,13 +156,13 @@ class TraceIds:
 _all_ids: "weakref.WeakSet[TraceIds]" = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _discard_pools() -> None:
     for ids in _all_ids:
-        ids.forget()
+        ids.discard_pool()
 
 
 # A fork copies the pool. Checking the process id for each id would cost more than creating it.
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_discard_pools)
 
 
 def _text_of(value: str | bytes) -> str:
@@ -169,7 +170,7 @@ def _text_of(value: str | bytes) -> str:
 
 
 def _bounded(trace_state: str) -> str:
-    """Return at most MAX_TRACE_STATE_CHARS characters of a trace state, in whole members.
+    """Return at most MAX_TRACE_STATE_CHARS characters of a trace state, without a truncated member.
 
     The newest members, which come first, are kept. Returns "" if the trace state is not printable
     ASCII.

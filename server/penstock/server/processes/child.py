@@ -60,12 +60,13 @@ class Child:
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),
     ) -> "Child":
-        """Start `python -m module <control fd>` and send it its launch parameters. Raises
-        OSError if the process cannot be started.
+        """Start `python -m module <control fd>` and send it `launch`, the encoded launch
+        parameters. Raises OSError if the process cannot be started.
 
-        The child's stdout is redirected to this process's stderr, because the stdout of the service
-        has only the ready line. The child gets its own process group, so that Ctrl-C in a terminal
-        reaches only the supervisor.
+        `environment` is added to the variables of this process. The child inherits `inherited_fds`.
+        Its stdout is redirected to this process's stderr, because the stdout of the service is
+        reserved for the output of `penstock serve`. It gets a separate process group, so that
+        Ctrl-C in a terminal reaches only the supervisor.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -117,8 +118,8 @@ class Child:
                 raise ChildFailed(f"{self.name}: invalid startup report")
 
     async def _first_frame(self) -> FromChild | None:
-        """Return the first frame from the child; None if the child or its connection ends without
-        one."""
+        """Wait for the first frame from the child and return it; None if the child or its
+        connection ends without one."""
         closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
         answering: set[asyncio.Future[Any]] = {self._first, closing}
@@ -142,19 +143,19 @@ class Child:
 
     async def ended(self) -> int:
         """Wait until the child has ended, close its control connection, and return the exit code,
-        which is negative for a signal."""
+        which is negative if a signal killed the child."""
         code = await self._process.wait()
-        self.close_lifeline()
+        self.close_control()
         return code
 
-    def close_lifeline(self) -> None:
+    def close_control(self) -> None:
         """Close the control connection. The child then ends immediately, as if this process had
         died."""
         self._line.abort()
 
     def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Request the child to stop, within `grace_s` seconds if given. Does nothing after it has
-        ended.
+        """Send the command to stop within `grace_s` seconds, or within the configured grace period
+        if None. Does nothing after the child has ended.
 
         `is_hand_over` is True if a successor is already serving.
         """

@@ -95,7 +95,7 @@ class _Frames:
     def stack_of(self, frame: FrameType | None) -> tuple[int, ...]:
         """Return the indices of the frames of a stack, outermost first.
 
-        If the stack is too deep, only its innermost part is returned.
+        Of a stack with more than `_MAX_DEPTH` frames, only the innermost ones are returned.
         """
         places: list[int] = []
         while frame is not None and len(places) < _MAX_DEPTH:
@@ -107,7 +107,7 @@ class _Frames:
         return tuple(places)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the frames by index, in the format of the file."""
+        """Return all frames, ordered by index, as objects of a speedscope file."""
         return [{"name": name, "file": file, "line": line} for name, file, line in self._indices]
 
 

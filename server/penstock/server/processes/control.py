@@ -52,11 +52,11 @@ def begin(
     """Connect to the supervisor and start logging; return the connection and the launch parameters.
 
     `name` is the name of the process in the log. `arguments` are the arguments of the program; the
-    first is the inherited descriptor. For `before_exit` see `hold_lifeline`.
+    first is the inherited descriptor. For `before_exit` see `watch_supervisor`.
     """
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(launch_type, control.read_launch())
-    control.hold_lifeline(launch.socket_path, before_exit)
+    control.watch_supervisor(launch.socket_path, before_exit)
     server = launch.server
     configure_logging(
         name,
@@ -79,7 +79,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies (Linux only).
+    """Make the kernel kill this process when its parent dies. Does nothing except on Linux.
 
     Needed for a process that may hold the GIL in native code, because then the thread that watches
     the connection cannot run.
@@ -89,8 +89,11 @@ def die_with_parent() -> None:
 
 
 class ChildControl:
-    """The child's end of the connection. Must be created first in the process, from the inherited
-    descriptor."""
+    """The child's end of the connection, from the inherited descriptor.
+
+    The constructor makes this process ignore SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, so create this
+    object first.
+    """
 
     def __init__(self, control_fd: int) -> None:
         self._socket = socket.socket(fileno=control_fd)
@@ -101,7 +104,7 @@ class ChildControl:
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
         self._on_engine_lost: Callable[[], object] | None = None
-        self._last_act: Callable[[], object] | None = None
+        self._before_exit: Callable[[], object] | None = None
         self.stop_grace_s: float | None = None
         """The grace period in the command to stop, in seconds; None for the configured one."""
         self.is_hand_over = False
@@ -113,9 +116,10 @@ class ChildControl:
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> bytes:
-        """Return the encoded launch parameters, which the supervisor sends first.
+        """Wait for the encoded launch parameters, which the supervisor sends first, and return
+        them.
 
-        Ends the process if they do not arrive.
+        Terminates the process if the connection ends before they arrive.
         """
         with contextlib.suppress(OSError, LinkError):
             for first, *rest in self._received():
@@ -125,7 +129,7 @@ class ChildControl:
                     return first.settings
         os._exit(EXIT_ORPHANED)
 
-    def hold_lifeline(
+    def watch_supervisor(
         self, socket_path: Path, before_exit: Callable[[], object] | None = None
     ) -> None:
         """From now on, when the supervisor dies, remove the folder of the service's sockets, call
@@ -134,8 +138,8 @@ class ChildControl:
         A thread watches the connection and does this, so it works while the main thread computes.
         """
         self._socket_path = socket_path
-        self._last_act = before_exit
-        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+        self._before_exit = before_exit
+        threading.Thread(target=self._watch, name="control-connection", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Register `stop`, which is called on another thread when the command to stop arrives.
@@ -154,7 +158,8 @@ class ChildControl:
         self.send(Ready(facts=facts))
 
     def report_failure(self, error: BaseException, prefix: str = "") -> None:
-        """Report to the supervisor why this process cannot start, in one line for the operator."""
+        """Report to the supervisor why this process cannot start: one line for the operator, which
+        begins with `prefix`."""
         self.send(StartFailed(message=prefix + in_one_line(error)))
 
     def send(self, frame: FromChild) -> None:
@@ -181,8 +186,8 @@ class ChildControl:
         if self._socket_path is not None:
             _remove_folder(self._socket_path.parent)
         try:
-            if self._last_act is not None:
-                self._last_act()
+            if self._before_exit is not None:
+                self._before_exit()
         finally:
             os._exit(EXIT_ORPHANED)
 
@@ -212,7 +217,10 @@ def _remove_folder(folder: Path) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return a description of `error` in one line, without a traceback."""
+    """Return a description of `error` in one line, without a traceback.
+
+    The type of the error is included unless the message is meant for operators.
+    """
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {text}" if text else "out of memory"

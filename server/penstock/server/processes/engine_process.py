@@ -54,9 +54,10 @@ _EXECUTORS = "penstock.executor."
 class EnginePolicy:
     """Applies the tenants' limits and weights of a policy file to an engine.
 
-    Raises the error of `open_file` (ValueError or OSError) if the file is invalid. With `can_wait`,
-    the error is logged instead and the file is read again at each poll, so that a restarted engine
-    does not fail while the file is being written. Until the file is valid, no tenant is limited.
+    The constructor raises the error of `open_file` (ValueError or OSError) if the file is invalid.
+    With `can_wait`, it logs the error instead, and `poll` reads the file again, so that a restarted
+    engine does not fail while the file is being written. Until the file is valid, no tenant is
+    limited.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class EnginePolicy:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one engine until it must stop, and return the exit code."""
+    """Run one engine until the supervisor stops it or it fails, and return the exit code."""
     # Loading torch and a model creates hundreds of thousands of permanent objects. Garbage
     # collection meanwhile would take a fifth of the start time.
     gc.disable()
@@ -146,7 +147,8 @@ def main(arguments: list[str]) -> int:
 
 
 def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
-    """Log a warning if the model or the KV cache cannot hold the requested context length."""
+    """Log a warning if the model limits the context to less than the requested `max_seq_len`
+    tokens, and one if the KV cache cannot hold a single request of the resulting length."""
     if config.max_seq_len is not None and info.max_seq_len < config.max_seq_len:
         logger.warning(
             "max_seq_len is %d, the model's limit, not the requested %d",
@@ -216,7 +218,8 @@ def _board(launch: EngineLaunch, executor: Executor) -> EngineBoard:
 
 
 def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
-    """Return the recorder of requests, started; None if recording is disabled or impossible."""
+    """Start and return the recorder of steps and requests; None if recording is disabled or the
+    files cannot be written."""
     if server.record_path is None:
         return None
     try:
@@ -254,7 +257,7 @@ def _cache_index(launch: EngineLaunch, engine: Engine) -> CacheIndex | None:
 
 
 def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
-    """Return the object that updates the tenants' limits; None without a policy file."""
+    """Return the object that applies the policy file's limits and weights; None without a file."""
     path = launch.server.security.policy_file
     if path is None:
         return None

@@ -52,9 +52,10 @@ class FlightMemory:
         self._dumping = asyncio.Lock()
 
     def create(self, port: int) -> None:
-        """Create the shared memory of the service on `port`.
+        """Create the shared memory. `port` is the service's port, which is a part of file names.
 
-        If that fails, logs an error, and the service runs without a flight recorder.
+        If the memory cannot be allocated, logs an error, and the service runs without a flight
+        recorder.
         """
         self._port = port
         # Imported here, because it loads numpy, which would slow down the start of the command
@@ -120,7 +121,7 @@ class EngineSupervision:
         """
         board = self._board
         if board is None or self._is_hung or not self.process.may_hang:
-            self._watch.forget()
+            self._watch.reset()
         elif self._watch.check(board.epoch, board.num_heartbeats):
             self._is_hung = True
             logger.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
@@ -185,7 +186,7 @@ class EngineSupervision:
             keys_on_probation=board.keys_on_probation(),
             was_hung=self._is_hung,
         )
-        self._crash_attribution.note(death)
+        self._crash_attribution.record_death(death)
         num_tried = sum(not suspect.is_poison for suspect in self._crash_attribution.suspects())
         if num_tried and death.keys_in_progress:
             logger.warning(
@@ -202,8 +203,8 @@ class EngineDeath:
     Attributes:
         is_own_failure: True if the engine itself failed, False if it was killed from outside.
         was_hung: True if it made no progress, which a device or driver may cause.
-        keys_in_progress: Keys of the outputs in its last steps, and the first key of the request
-            that was being submitted.
+        keys_in_progress: Keys (numbers) of the outputs in its last steps, and the first key of the
+            request that was being submitted.
         keys_on_probation: Keys of the suspected request that was on probation.
     """
 
@@ -247,7 +248,7 @@ class CrashAttribution:
         self._clock = clock
         self._accounts: dict[int, _CrashHistory] = {}
 
-    def note(self, death: EngineDeath) -> None:
+    def record_death(self, death: EngineDeath) -> None:
         """Record the death of an engine for the requests in progress."""
         now_s, keys = self._clock(), death.keys_in_progress
         # A request on probation that was not in progress was waiting, so it is not counted.

@@ -1,8 +1,8 @@
 """A front (gRPC server process): one gRPC server on uvloop, connected to the engine.
 
-Creates its components and shuts them down. Reports to the observer with a recorder, an exporter and
-a heartbeat; a front without an observer has none of these. The supervisor runs it as `python -m
-penstock.server.processes.front_process <control fd>`.
+Creates its components and shuts them down. Writes heartbeats, from which the supervisor detects a
+hang. If there is an observer, reports its state and its requests to it. The supervisor runs it as
+`python -m penstock.server.processes.front_process <control fd>`.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ from penstock.server.text.model_text import ModelText
 
 # When run as a program, `__name__` would be `__main__`.
 logger = logging.getLogger("penstock.server.processes.front_process")
-ENOUGH = 65_536
-"""The limit of open files and sockets to request. A front needs one for each connection."""
+MAX_OPEN_FILES = 65_536
+"""The limit of open files and sockets that a front requests. It needs one for each connection."""
 _HEARTBEATS_PER_CHECK = 4
 """Heartbeats between two checks of the supervisor, so that each check finds a new heartbeat."""
 _FINAL_RECORDS_S = 0.2
@@ -80,7 +80,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
             max_bytes_per_tenant=config.front.max_text_bytes_per_tenant,
         )
         security = _security(launch.server)
-        board = BoardView.taking(launch.board_fd)
+        board = BoardView.from_fd(launch.board_fd)
         recorder = None if watch is None else watch.recorder
         server = _server(launch, text, port, security, recorder, _gateway(config, board))
         server.front.admission = AdmissionEstimate(
@@ -134,8 +134,8 @@ def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMak
 
 
 class _FrontHeartbeatTimer:
-    """Writes a heartbeat every `interval_s` seconds from `start` to `stop`. Does nothing if `beat`
-    is None."""
+    """Writes a heartbeat for the supervisor every `interval_s` seconds from `start` to `stop`. Does
+    nothing if `heartbeat` is None."""
 
     def __init__(self, heartbeat: FrontHeartbeat | None, interval_s: float) -> None:
         self._heartbeat = heartbeat
@@ -215,15 +215,17 @@ async def _report_ready(control: ChildControl, port: UnixEnginePort) -> None:
 
 
 def allow_many_descriptors() -> int:
-    """Raise the soft limit of open files to ENOUGH, within the hard limit, and return the new
-    limit.
+    """Raise the soft limit of open files to MAX_OPEN_FILES, within the hard limit, and return the
+    new limit.
 
     Many systems set it to 1,024 for programs that use select.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
+    if soft == resource.RLIM_INFINITY or soft >= MAX_OPEN_FILES:
         return soft
-    wanted = ENOUGH if hard == resource.RLIM_INFINITY else max(soft, min(hard, ENOUGH))
+    wanted = (
+        MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else max(soft, min(hard, MAX_OPEN_FILES))
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
 
@@ -231,7 +233,7 @@ def allow_many_descriptors() -> int:
 class FrontWatch:
     """Reports the state and the requests of a front to the observer, whose socket is at `path`.
 
-    The recorder exists from the start, because the server needs it.
+    The server, which is created before `start`, gets the `recorder`.
     """
 
     def __init__(self, path: Path, front_id: int) -> None:
@@ -257,7 +259,7 @@ class FrontWatch:
         self._timer.start()
 
     async def close(self) -> None:
-        """Send the remaining records, and disconnect."""
+        """Send the remaining records within `_FINAL_RECORDS_S` seconds, and disconnect."""
         self._timer.stop()
         await self._exporter.close(_FINAL_RECORDS_S)
 
@@ -298,8 +300,8 @@ class FrontWatch:
 
 
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
-    """Return the latest estimate of the queue time, in seconds, and its time; (None, -inf) if no
-    request was queued."""
+    """Return the latest estimate of the queue time, in seconds, None if unknown; and its time on
+    the monotonic clock. Returns (None, -inf) if no request was queued."""
     return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)
 
 

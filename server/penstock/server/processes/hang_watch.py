@@ -21,17 +21,21 @@ class HangWatch:
         """True after the check that reaches half of the limit, until the next check."""
         return self._num_same == self._num_checks // 2
 
-    def check(self, process_id: int, num_heartbeats: int) -> bool:
-        """Return True if `process_id` hangs, i.e. if `num_heartbeats` has not changed in the last
-        `num_checks` checks."""
-        if (process_id, num_heartbeats) != self._seen:
-            self._seen = (process_id, num_heartbeats)
+    def check(self, instance: int, num_heartbeats: int) -> bool:
+        """Return True if the process hangs, i.e. if `num_heartbeats` has not changed in the last
+        `num_checks` checks.
+
+        `instance` is a number that differs after each restart: the engine's epoch or the front id.
+        A new number starts the count again.
+        """
+        if (instance, num_heartbeats) != self._seen:
+            self._seen = (instance, num_heartbeats)
             self._num_same = 0
             return False
         self._num_same += 1
         return self._num_same >= self._num_checks
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset the count, because there is no process to watch."""
         self._seen = (-1, -1)
         self._num_same = 0

@@ -30,7 +30,7 @@ from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListeners
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import RequestView
-from penstock.server.observe.spans.variables import forget_blank_numbers
+from penstock.server.observe.spans.variables import unset_blank_numbers
 from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin, exit_at_once, in_one_line
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -100,7 +100,7 @@ class _Observer:
         self._tracing: Tracing | None = None
         self._listeners = listeners = ServiceListeners(self._snapshots)
         self._receiver = FrontReceiver(listeners)
-        self._engine = EngineClient(launch.socket_path, listeners.take_engine)
+        self._engine = EngineClient(launch.socket_path, listeners.set_engine)
         self._flight: FlightSource | None = None
         if launch.flight_fd >= 0:
             self._flight = FlightSource(
@@ -113,7 +113,7 @@ class _Observer:
             launch.server.security, is_behind_proxy=bool(launch.server.front.tenant_metadata_key)
         )
         self._keeping: asyncio.Task[None] | None = None
-        self._doors: list[Callable[[], Awaitable[None]]] = []
+        self._stop_servers: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> dict[str, int]:
         """Start all components, and return the ports on which they listen, by name."""
@@ -121,7 +121,7 @@ class _Observer:
         if launch.server.observer.tracing.is_on:
             from penstock.server.observe.spans.export import start_tracing
 
-            forget_blank_numbers(os.environ)
+            unset_blank_numbers(os.environ)
             self._tracing = start_tracing(launch.server.observer.tracing, model=launch.server.model)
             self._listeners.add(self._tracing)
         if launch.metrics_port is not None:
@@ -137,8 +137,8 @@ class _Observer:
         return await self._start_servers()
 
     async def stop(self, limit_s: float) -> None:
-        """Receive the last messages of all fronts and export the records, within `limit_s`
-        seconds."""
+        """Receive the last messages of all fronts, export the last traces and close the servers,
+        within `limit_s` seconds."""
         end_s = time.monotonic() + limit_s - _MARGIN_S
         if self._keeping is not None:
             self._keeping.cancel()
@@ -147,7 +147,7 @@ class _Observer:
         if self._flight is not None:
             await self._flight.stop()
         await self._engine.close()
-        ends = [receive() for receive in self._doors]
+        ends = [receive() for receive in self._stop_servers]
         if self._tracing is not None:
             left_s = min(_TRACES_S, max(0.0, end_s - time.monotonic()))
             ends.append(asyncio.to_thread(self._tracing.close, left_s))
@@ -173,7 +173,7 @@ class _Observer:
                 security=self._security,
             )
             page.start()
-            self._doors.append(functools.partial(asyncio.to_thread, page.close))
+            self._stop_servers.append(functools.partial(asyncio.to_thread, page.close))
             ports["metrics_port"] = page.port
         if launch.operations_port is not None:
             from penstock.server.rpc.operations_service import OperationsServer
@@ -186,7 +186,7 @@ class _Observer:
                 security=self._security,
             )
             ports["operations_port"] = await server.start()
-            self._doors.append(server.stop)
+            self._stop_servers.append(server.stop)
         return ports
 
     def _operations(self) -> Operations:
@@ -238,7 +238,7 @@ def _metrics(
     def processes() -> dict[str, int]:
         return processes_of_service(receiver.pids)
 
-    board = BoardView.taking(launch.board_fd)
+    board = BoardView.from_fd(launch.board_fd)
 
     def load() -> LoadState | None:
         return None if board is None else board.load

@@ -1,7 +1,7 @@
 """Supervision of the observer process, with its ports and its socket.
 
-Owns the resources that stay when an observer dies. If the observer crashes repeatedly, the service
-continues without it.
+Owns the ports and the socket, which remain open when an observer dies. If the observer crashes
+repeatedly, the service continues without it.
 """
 
 import logging
@@ -51,9 +51,11 @@ class ObserverSupervision:
         self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
 
     def open(self, folder: Path, stack: ExitStack) -> None:
-        """Reserve the ports, and listen for fronts (gRPC server processes).
+        """Reserve the ports, and listen for fronts (gRPC server processes) on a Unix socket in
+        `folder`. `stack` closes all of these.
 
-        Raises PortUnavailable, which states what to change.
+        Raises PortUnavailable if a port or the socket cannot be bound. The message names the option
+        to change.
         """
         for name in self._ports:
             wanted: int | None = getattr(self._config, name)
@@ -69,8 +71,8 @@ class ObserverSupervision:
         self._listener = listen(stack, self.socket_path, _BACKLOG)
 
     async def keep_alive(self) -> int:
-        """Run `SupervisedProcess.keep_alive`; return 0 after repeated crashes, which are not an
-        error of the service."""
+        """Run `SupervisedProcess.keep_alive`, but return 0 after repeated crashes, which are not an
+        error of the service. Raises ChildFailed if the first start fails."""
         try:
             return await self.process.keep_alive()
         except CrashLoop as failure:

@@ -36,7 +36,8 @@ _MARK_TO_KNOW = "PENSTOCK_KNOWN_ENGINE_MARK"
 
 
 class Orphans:
-    """The adopted processes of one supervisor. Linux only; does nothing on other systems."""
+    """Adopts and terminates the orphaned descendants of one supervisor. Linux only; does nothing on
+    other systems."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
@@ -58,7 +59,7 @@ class Orphans:
         return {_MARK_TO_KNOW: self._mark}
 
     def adopt(self) -> None:
-        """From now on, orphaned descendants become children of this process.
+        """Become the parent of all descendants that become orphans, and reap them when they end.
 
         Call this once, on the event loop.
         """
@@ -79,7 +80,7 @@ class Orphans:
     async def start(self, spawn: Callable[[], Awaitable[Child]]) -> Child:
         """Start a child with `spawn` and return it. Raises the errors of `spawn`.
 
-        While the child starts, it is not treated as an orphan.
+        The child is registered, so that it is never treated as an orphan.
         """
         # Between the fork and the return of its process id, the child would look like an orphan.
         async with self._starting:
@@ -91,6 +92,7 @@ class Orphans:
 
     async def end_all(self, left_by: str) -> None:
         """Terminate all orphans and their orphaned children. Returns after LIMIT_S at the latest.
+        `left_by` names, for the log, the process that left them running.
 
         Call this only while no process runs whose descendants must survive, because they may have
         become orphans too (daemons).

@@ -108,7 +108,7 @@ class ServiceProcesses:
         task = self._tasks[process]
         return task.done() and not task.cancelled() and task.exception() is not None
 
-    def ended_badly(self, process: SupervisedProcess) -> bool:
+    def failed_to_stop(self, process: SupervisedProcess) -> bool:
         """Return True if a process has not ended, or has ended with an error.
 
         The exit code is ignored for a process that was replaced, or that was only meant to replace
@@ -133,10 +133,11 @@ async def drain_in_order(
     grace_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End all processes: the fronts within `grace_s` seconds, then the engine, then the observers.
+    """Stop all processes: the fronts within `grace_s` seconds, then the engine, then the observers.
 
-    `watchers` has the observers and the tasks that keep them alive. `engine_exit_s` is the time
-    that the executor may need to release its resources, in seconds.
+    Returns when all have ended, or after the time limits even if some have not. `watchers` has the
+    observers and the tasks that keep them alive. `engine_exit_s` is the time that the executor may
+    need to release its resources, in seconds.
     """
     fronts = [process for process in processes.all if process is not engine]
     is_lost = processes.has_given_up(engine)
@@ -155,12 +156,13 @@ async def _end_engine(
     processes: ServiceProcesses,
     engine: SupervisedProcess,
     fronts: list[SupervisedProcess],
-    limit_s: float,
+    fronts_end_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End the engine after the fronts, which are already stopping, or after the time limit."""
+    """Stop the engine when the fronts, which are already stopping, have ended, or at the monotonic
+    time `fronts_end_s`; wait for its end."""
     task, waiting = processes.task_of(engine), {processes.task_of(front) for front in fronts}
-    while waiting and (left_s := limit_s - time.monotonic()) > 0:
+    while waiting and (left_s := fronts_end_s - time.monotonic()) > 0:
         watched = waiting if task.done() else {*waiting, task}
         done, _ = await asyncio.wait(watched, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         waiting -= done
@@ -175,15 +177,15 @@ async def _end_engine(
         engine.kill()
     # An executor may need seconds to shut down. It gets the time that the fronts have not used, or
     # the time that it requests, because nothing is served meanwhile.
-    left_s = limit_s + _ENGINE_EXIT_S - time.monotonic()
+    left_s = fronts_end_s + _ENGINE_EXIT_S - time.monotonic()
     await asyncio.wait([task], timeout=max(left_s, engine_exit_s))
 
 
 async def _end_watchers(
     watchers: Watchers, tasks: Iterable["asyncio.Task[int]"], grace_end_s: float
 ) -> None:
-    """End the observers after all other processes, at the latest `_OBSERVER_TURN_S` after the grace
-    period."""
+    """Stop the observers after all other processes, at the latest `_OBSERVER_TURN_S` seconds after
+    `grace_end_s`, the end of the grace period on the monotonic clock."""
     turn_s = grace_end_s + _OBSERVER_TURN_S
     await asyncio.wait(tasks, timeout=max(0.0, turn_s - time.monotonic()))
     for process, watcher in watchers.items():

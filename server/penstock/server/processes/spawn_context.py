@@ -29,9 +29,10 @@ class SpawnContext:
         socket_path: The Unix socket of the engine.
         listener_fd: The listening socket of the engine.
         observer_path: The Unix socket of the observer, None without an observer.
-        flight_fd: The flight recorder's memory, -1 without one.
-        board_fd, heartbeats_fd: See `penstock.server.link.board`.
-        started_s: Start of the service on the monotonic clock.
+        flight_fd: Descriptor of the flight recorder's memory, -1 without a recorder.
+        board_fd, heartbeats_fd: Descriptors of the engine's status board and of the fronts'
+            heartbeats, see `penstock.server.link.board`.
+        started_s: Start of the service in seconds on the monotonic clock.
     """
 
     config: ServerConfig

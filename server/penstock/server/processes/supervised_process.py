@@ -31,9 +31,9 @@ class RestartPolicy:
         self._window_s = window_s
         self._deaths_s: deque[float] = deque()
 
-    def next_delay_s(self, now_s: float) -> float | None:
-        """Record a death. Returns the seconds to wait before the next start; None, to give up,
-        after `max_deaths` deaths in `window_s`.
+    def record_death(self, now_s: float) -> float | None:
+        """Record a death at `now_s`, and return the delay before the next start in seconds; None
+        after `max_deaths` deaths in `window_s`: the process must not be restarted.
 
         After the first death in a time window the process restarts immediately. Later delays
         double, up to `_MAX_DELAY_S`.
@@ -56,12 +56,12 @@ CleanUp = Callable[[int, bool], Awaitable[None]]
 
 
 class CrashLoop(Exception):
-    """Too many deaths in too short a time. The message is for the operator."""
+    """The process died MAX_DEATHS times in WINDOW_S seconds. The message is for the operator."""
 
 
 class SupervisedProcess:
-    """Keeps one process alive. `spawn` starts it, and may change `name` then. Run `keep_alive` as a
-    task.
+    """Keeps one process alive. `spawn` starts it, and may change `name` at each start. Run
+    `keep_alive` as a task.
 
     `clean_up` runs after the end of each process, for any reason, and before the next start; its
     arguments are the exit code and True if the process was requested to stop. `on_message` receives
@@ -103,10 +103,11 @@ class SupervisedProcess:
         return self._facts
 
     def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Request the process to stop (within `grace_s` seconds if given).
+        """Stop the process within `grace_s` seconds, or within the configured grace period if None.
+        Does not wait.
 
-        `keep_alive` returns when it has ended. `is_hand_over` is True if another process has taken
-        over.
+        `keep_alive` returns when the process has ended. `is_hand_over` is True if another process
+        has taken over.
         """
         self._may_restart = False
         self._retired.set()
@@ -126,7 +127,7 @@ class SupervisedProcess:
 
     async def restart(self, limit_s: float) -> None:
         """Stop the process within `limit_s` seconds and start another one. Returns when the new one
-        is ready.
+        is ready, and never if none becomes ready.
 
         This is not counted as a death. A process that is not ready is not stopped, only waited for.
         """
@@ -167,7 +168,7 @@ class SupervisedProcess:
                 return code
             if is_restart:
                 continue
-            delay_s = self._restarts.next_delay_s(time.monotonic())
+            delay_s = self._restarts.record_death(time.monotonic())
             if delay_s is None:
                 raise CrashLoop(f"{self._slot} died {MAX_DEATHS} times in {WINDOW_S:g} s")
             reason = describe_exit(code)

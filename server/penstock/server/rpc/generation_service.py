@@ -21,7 +21,7 @@ from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
-from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper, OtherRequestFailed
 from penstock.server.rpc.large_messages import LargeMessageQueue
 from penstock.server.rpc.mapping_in.generation import (
     check_request_id,
@@ -52,7 +52,7 @@ _LARGE_BYTES: Final = 1 << 20
 
 class GenerationService:
     """The handlers of GenerationService, for one gRPC server process. They raise RequestError or
-    CallFailed if a request is rejected or fails.
+    OtherRequestFailed if a request is rejected or fails.
 
     Only Multiplex uses `access`, which authorises callers (None: all are authorised), and
     `large_messages` (None: a separate queue).
@@ -134,7 +134,8 @@ class GenerationService:
 
     async def cancel(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Cancel a live request of the caller's tenant by its id, and return the state that it had.
-        Raises RequestError for an invalid id, and CallFailed if there is no such request."""
+        Raises RequestError for an invalid id, and OtherRequestFailed if there is no such
+        request."""
         del context
         message = parse(pb.CancelRequest, data)
         violations = Violations()
@@ -143,14 +144,14 @@ class GenerationService:
         try:
             state = await self._front.cancel(message.request_id, caller.tenant)
         except RequestError as error:
-            raise CallFailed(error.failure, message.request_id) from None
+            raise OtherRequestFailed(error.failure, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
 
 
 class LoopYielder:
-    """Creates the parts of one response, and yields to the event loop after each `_MAX_SLICE_S`
-    seconds.
+    """Creates the parts of one response, and yields to the event loop after every `_MAX_SLICE_S`
+    seconds of work.
 
     Time is measured across calls of `collect`, because a stream whose events are all ready never
     waits, and would otherwise not yield.
@@ -160,7 +161,7 @@ class LoopYielder:
         self._began_s = time.perf_counter()
 
     async def collect(self, parts: Iterator[T]) -> list[T]:
-        """Return the list of `parts`, which are created here."""
+        """Return the items of `parts` as a list. Iterating creates the parts."""
         made: list[T] = []
         for part in parts:
             made.append(part)
@@ -186,8 +187,8 @@ class ResumeService:
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the remaining stream of a request, after the tokens that the client has received.
-        Raises RequestError if Resume is disabled or the message is malformed, and CallFailed, with
-        the id of the request, for other errors."""
+        Raises RequestError if Resume is disabled or the message is malformed, and
+        OtherRequestFailed, with the id of the request, for other errors."""
         front = self._front
         if not front.config.max_resume_grace_s:
             raise unsupported_feature("resume")
@@ -211,7 +212,7 @@ class ResumeService:
             finally:
                 front.release(request)
         except RequestError as error:
-            raise CallFailed(error.failure, valid_request_id(message)) from None
+            raise OtherRequestFailed(error.failure, valid_request_id(message)) from None
 
     async def _deliver(
         self,

@@ -1,9 +1,9 @@
 """The wrapper around all handlers: converts exceptions to gRPC statuses.
 
-RequestError and CallFailed become the status of their `Failure`, and
-unexpected exceptions become INTERNAL. Counts active calls. Handlers take and return bytes, so that
-Penstock itself reports malformed messages. CancelledError always propagates: a client that
-disconnects is not an error, and a call whose CancelledError is suppressed leaks.
+RequestError and OtherRequestFailed become the status of their `Failure`, and unexpected exceptions
+become INTERNAL. Counts active calls. Handlers take and return bytes, so that Penstock itself
+reports malformed messages. CancelledError always propagates: a client that disconnects is not an
+error, and a call whose CancelledError is suppressed leaks.
 
 No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps the exception that
 ended the call, and with it these frames, until the garbage collector runs, which does not take the
@@ -83,9 +83,9 @@ Arrived = AdmittedCall | Failure
 """The message of a call, or the failure if its caller is rejected."""
 
 
-class CallFailed(Exception):
-    """A call failed because of an error with another call's request, whose `request_id` is reported
-    in RequestInfo."""
+class OtherRequestFailed(Exception):
+    """A call failed because of an error that concerns the request of another call, whose
+    `request_id` is reported in RequestInfo."""
 
     def __init__(self, failure: Failure, request_id: str) -> None:
         super().__init__(failure.reason.value)
@@ -161,8 +161,9 @@ class CallAccounts:
 
 
 class HandlerWrapper:
-    """Wraps methods in handlers. `on_internal_error` is called for each internal error.
+    """Wraps service methods in gRPC handlers, which count calls and convert exceptions to statuses.
 
+    `on_internal_error` is called for each internal error.
     `retry_after_s` is the default retry delay of failures. `random` returns a uniform random number
     in [0, 1).
     """
@@ -334,7 +335,7 @@ class HandlerWrapper:
         try:
             try:
                 return await call
-            except CallFailed as error:
+            except OtherRequestFailed as error:
                 failure, request_id = error.failure, error.request_id
             except RequestError as error:
                 failure = error.failure

@@ -44,7 +44,7 @@ def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
 
 
 def live_request_of(view: RequestView) -> pb.LiveRequest:
-    """Return the message of one live request."""
+    """Convert the view of one live request to its message."""
     return pb.LiveRequest(
         request_id=view.request_id,
         model=view.model,
@@ -137,7 +137,7 @@ def _model_state_of(model: ModelSnapshot, snapshot: Snapshot) -> model_pb2.Model
 
 
 def cache_of(cache: CacheSnapshot) -> pb.CacheStats:
-    """Return the statistics of the KV cache."""
+    """Return the message with the block counts of the KV cache."""
     return pb.CacheStats(
         block_size_tokens=cache.block_size_tokens,
         num_total_blocks=cache.num_total_blocks,

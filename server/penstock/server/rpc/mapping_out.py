@@ -29,8 +29,8 @@ _TOP_BYTES = 13
 """Upper bounds in bytes of the encoded size of a record and of each of its top logprobs, without
 the bytes of the tokens."""
 _BYTES_HEAD = 6
-"""Upper bound in bytes of what the bytes of a token add to the encoded size besides themselves:
-tags and lengths."""
+"""Upper bound, in bytes, of the tags and lengths that enclose the bytes of a token in the encoded
+message."""
 
 TokenBytes = Callable[[int], bytes | None]
 _RECORDS: Final = 2 << 3 | 2
@@ -300,7 +300,7 @@ def wait_reason_of(name: str) -> state_pb2.WaitReason.ValueType:
 
 
 def duration_of(seconds: float) -> Duration:
-    """Return a duration, rounded to microseconds."""
+    """Convert seconds to a protobuf Duration, rounded to microseconds."""
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))
     return duration

@@ -103,7 +103,7 @@ class ModelService:
         return pb.ListModelsResponse(models=[self._model()]).SerializeToString()
 
     async def get_model(self, data: bytes, context: Context) -> bytes:
-        """Return the limits and features of a model."""
+        """Return the state, limits and features of a model."""
         del context
         request = parse(pb.GetModelRequest, data)
         check_model(request.name if request.HasField("name") else None, self._front.model_names)

@@ -38,8 +38,8 @@ class MultiplexedRequest:
     """A request of a Multiplex stream. `key` is the number that its client chose for it.
 
     `num_credit_tokens` is the initial credit, the number of tokens that the client is ready to
-    receive; None for no limit. `request` is the live request; None before `live` and if the request
-    was rejected. `is_ended` is True if its last event was taken.
+    receive; None for no limit. `request` is the live request; None before `start_writing` and if
+    the request was rejected. `is_ended` is True if its last event was taken.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class MultiplexedRequest:
         """The id of the request; empty until it is known."""
         return self.account.request_id
 
-    def live(self, request: LiveRequest, front: Front) -> None:
+    def start_writing(self, request: LiveRequest, front: Front) -> None:
         """Start writing the events of `request`, which `front` (the gRPC server process) has
         accepted."""
         config = front.config
@@ -233,7 +233,7 @@ class MultiplexTable:
             except RequestError as error:
                 failure = error.failure
             else:
-                request.live(live, self._front)
+                request.start_writing(live, self._front)
                 task = asyncio.create_task(self._start(live, times), name="multiplex start")
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
@@ -254,7 +254,7 @@ class MultiplexTable:
             request.give_credit(num_tokens)
 
     async def wait_for_room(self) -> None:
-        """Wait while the errors of too many rejected requests are unsent."""
+        """Wait while the errors of MAX_UNSENT_REJECTIONS or more rejected requests are unsent."""
         await self._room.wait()
 
     def end(self, request: MultiplexedRequest) -> None:

@@ -1,4 +1,4 @@
-"""OperationsService: the handlers, which call an `Operations` (the operations of this service).
+"""OperationsService: the handlers, which query and command the processes through `Operations`.
 
 Checks requests, splits responses into messages, and implements pagination. A page token has the
 sort key of the last entry of a page and a checksum of the list's filters. The next page continues
@@ -31,9 +31,9 @@ from penstock.server.observe.operations.snapshot import (
 )
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
 from penstock.server.rpc.handlers import (
-    CallFailed,
     Context,
     HandlerWrapper,
+    OtherRequestFailed,
     StreamHandler,
     UnaryHandler,
 )
@@ -78,13 +78,14 @@ MAX_TOKEN_CHARS = 4096
 
 
 class OperationsMethods:
-    """The handlers of OperationsService. They raise RequestError or CallFailed if a request is
-    rejected. WatchStats calls end with DRAINING when `stopping` is set, before the server stops."""
+    """The handlers of OperationsService. They raise RequestError or OtherRequestFailed if a request
+    is rejected. WatchStats calls end with DRAINING when `stopping` is set, before the server
+    stops."""
 
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
         self._stopping = stopping
-        self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
+        self._flight_slots = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
         self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
@@ -168,8 +169,8 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """Return one live request. Raises CallFailed if there is none, and RequestError if several
-        tenants use its id and the call names no tenant."""
+        """Return one live request. Raises OtherRequestFailed if there is none, and RequestError if
+        several tenants use its id and the call names no tenant."""
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -182,7 +183,7 @@ class OperationsMethods:
         ]
         if not found:
             failure = Failure(reason=ErrorReason.REQUEST_NOT_FOUND)
-            raise CallFailed(failure, request.request_id)
+            raise OtherRequestFailed(failure, request.request_id)
         if len({view.tenant for view in found}) > 1:
             raise invalid_field("tenant", "is required: several tenants use this request id")
         return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()
@@ -223,7 +224,7 @@ class OperationsMethods:
         self._num_flight_readers += 1
         try:
             # No slot is occupied while a reader reads, because a slow reader must not block others.
-            async with self._flight_turns:
+            async with self._flight_slots:
                 responses = await self._flight_responses(request.format, max_steps)
             await _write_in_time(context, responses)
         finally:
@@ -315,7 +316,7 @@ def _matches(view: RequestView, request: pb.ListLiveRequestsRequest) -> bool:
 
 def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
     """Return the name of the process for `Operations`, and the duration in seconds. Raises
-    RequestError."""
+    RequestError if a field is invalid."""
     violations = Violations()
     process = _PROCESSES.get(request.process)
     if process is None:
@@ -340,7 +341,8 @@ def _default_profile() -> Duration:
 
 
 async def _write_in_time(context: Context, responses: Iterable[pb.GetFlightRecordResponse]) -> None:
-    """Write all responses. Raises RequestError (READER_STALLED) if the reader takes too long."""
+    """Write all responses. Raises RequestError (READER_STALLED) if the reader exceeds
+    MAX_FLIGHT_WRITE_S for one response or MAX_FLIGHT_READ_S for all."""
     try:
         async with asyncio.timeout(MAX_FLIGHT_READ_S):
             for response in responses:

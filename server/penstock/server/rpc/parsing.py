@@ -42,7 +42,7 @@ Counting one takes a microsecond."""
 _MAX_NUMBERS: Final = 1 << 20
 """Maximum length of a packed list of numbers. Reading one number takes 9 ns."""
 _LARGE_BYTES: Final = 64 << 10
-"""The fields of messages below this size are not counted."""
+"""The fields of messages up to this size are not counted."""
 _MAX_SHORT_FIELDS: Final = 64
 _MAX_SHORT_BYTES: Final = 1024
 """Longer fields of a rejected message are dropped, and so are all after the first
@@ -63,12 +63,12 @@ second, so their bytes are limited too.
 _MAX_MESSAGES_SEARCHED = 10_000
 _LONG_TEXT = 1024
 _LONG_MESSAGE = 4096
-"""Smaller messages are serialised unchanged, within some microseconds."""
+"""Messages of up to this many bytes are serialised unchanged, within some microseconds."""
 _MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
-    """Return `data`, parsed.
+    """Return `data` parsed as a `message_type`.
 
     Raises RequestError: INVALID_ARGUMENT if a limit is exceeded; MALFORMED_REQUEST if the bytes are
     invalid, with the path of the field if it is a string that is not UTF-8.
@@ -80,8 +80,8 @@ def parse(message_type: type[M], data: bytes) -> M:
 def parse_request(message_type: type[M], data: bytes) -> tuple[M, Failure | None]:
     """Return the parsed message of a request, and the error if it exceeds a limit, otherwise None.
 
-    A message that exceeds a limit has only its short fields, such as the request id. Raises
-    RequestError, as `parse` does, if it is malformed.
+    If a limit is exceeded, the returned message has only the short fields, such as the request id.
+    Raises RequestError, as `parse` does, if the message is malformed.
     """
     try:
         _check_counts(message_type, data)

@@ -12,8 +12,8 @@ Therefore each method is served as a stream here, of which one message is read.
 A message takes memory while it arrives. Nothing is read from a caller that is not permitted to make
 the call; the handler receives the error, a `Failure`, instead of the message. Other reads are
 limited (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request;
-handlers receive the caller with the message. Handlers of Penstock are recognised by the bytes that
-they take; those of gRPC take deserialised messages.
+handlers receive the caller with the message. A handler without a request deserialiser is one of
+Penstock, which takes bytes; the handlers of gRPC take deserialised messages.
 """
 
 import asyncio
@@ -66,19 +66,19 @@ _UNAUTHENTICATED: Final = Caller(
 
 
 class _CallCount:
-    """Counts the active calls of some methods, at most `max_num`."""
+    """Counts the active calls of a group of methods, at most `max_num`."""
 
     def __init__(self, max_num: float) -> None:
         self._max_num = max_num
         self._num = 0
 
-    async def enter(self, context: Any) -> None:
-        """Count a call. Aborts it if there are too many."""
+    async def start_call(self, context: Any) -> None:
+        """Count a call. Aborts it with RESOURCE_EXHAUSTED if `max_num` calls are active."""
         if self._num >= self._max_num:
             await _exhausted(context, "too many calls at a time")
         self._num += 1
 
-    def leave(self) -> None:
+    def end_call(self) -> None:
         """Remove an ended call from the count."""
         self._num -= 1
 
@@ -178,9 +178,9 @@ PolicyOf = Callable[[str, "grpc.RpcMethodHandler[Any, Any]"], _MethodPolicy]
 
 
 class _LimitedHandler(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, way_of: PolicyOf) -> None:
+    def __init__(self, inner: grpc.GenericRpcHandler, policy_of: PolicyOf) -> None:
         self._inner = inner
-        self._policy_of = way_of
+        self._policy_of = policy_of
         # Limited by the number of methods.
         self._made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
@@ -293,11 +293,11 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
             _caller(context, policy)
         except RequestError as error:
             await _abort(context, error.failure)
-        await policy.calls.enter(context)
+        await policy.calls.start_call(context)
         try:
             await _until_disconnect(serve(context))
         finally:
-            policy.calls.leave()
+            policy.calls.end_call()
 
     return handle
 
@@ -337,14 +337,14 @@ async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
         await _abort(context, error.failure)
     # Calls without authentication are counted by connection.
     name = context.peer() if caller.tenant == NO_TENANT else caller.tenant
-    await policy.calls.enter(context)
+    await policy.calls.start_call(context)
     try:
         message = await _message(context, policy, name)
         call = behaviour(AdmittedCall(message, caller) if policy.is_ours else message, context)
         del message  # See `handlers.py`.
         return await call
     finally:
-        policy.calls.leave()
+        policy.calls.end_call()
 
 
 async def _message(context: Any, policy: _MethodPolicy, caller: str) -> Any:

@@ -112,7 +112,7 @@ class FrontServer:
         """Called when an engine has connected or was lost."""
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._sending_away: asyncio.Task[None] | None = None
+        self._rejecting: asyncio.Task[None] | None = None
 
     @property
     def num_live_requests(self) -> int:
@@ -194,7 +194,7 @@ class FrontServer:
         self.front.begin_drain()
         self.health.shut_down()
         if is_hand_over:
-            self._sending_away = asyncio.create_task(self._reject_new(grace_s))
+            self._rejecting = asyncio.create_task(self._reject_new(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
@@ -209,7 +209,7 @@ class FrontServer:
                 logger.warning("drain: %d requests did not finish in time", num_late)
             await self._fail_all()
         if not is_hand_over:
-            await self._linger()
+            await self._wait_until_quiet()
         await self.stop()
 
     async def stop(self) -> None:
@@ -221,9 +221,9 @@ class FrontServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        if self._sending_away is not None:
-            self._sending_away.cancel()
-            await asyncio.gather(self._sending_away, return_exceptions=True)
+        if self._rejecting is not None:
+            self._rejecting.cancel()
+            await asyncio.gather(self._rejecting, return_exceptions=True)
         if self._server is not None:
             server, self._server = self._server, None
             # Not zero, which would drop statuses that are being sent.
@@ -233,19 +233,19 @@ class FrontServer:
     async def _reject_new(self, grace_s: float) -> None:
         """Reject new calls, then stop listening, so that clients that reconnect reach the other
         server."""
-        await self._linger()
+        await self._wait_until_quiet()
         self.health.close()
         if self._server is not None:
             await self._server.stop(grace_s + _FINAL_EVENTS_S)
 
     async def _fail_all(self) -> None:
-        self.front.leave_resumable(_DRAINING)
+        self.front.detach_resumable(_DRAINING)
         self.front.fail_all(_DRAINING)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FINAL_EVENTS_S):
                 await self._wrapper.wait_until_idle()
 
-    async def _linger(self) -> None:
+    async def _wait_until_quiet(self) -> None:
         """Wait until no calls arrive for `_QUIET_S`, at most `_MAX_LINGER_S`; the handlers reject
         calls meanwhile.
 

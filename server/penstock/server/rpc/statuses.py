@@ -39,7 +39,7 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRule:
-    """How one reason is reported.
+    """The gRPC code and the standard message of one error reason.
 
     If `is_retryable`, a failure without a retry delay gets the default delay, so that its status
     has RetryInfo and the retry push-back trailer.

@@ -1,6 +1,6 @@
-"""The authenticator and the TLS files of one process.
+"""The authenticator and the TLS files of one process, reloaded when their files change.
 
-Polls the files for changes about once per second. Enforces that a port which is reachable from the
+The files are checked about once per second. Also enforces that a port which is reachable from the
 network requires credentials, unless a setting permits access without them.
 """
 

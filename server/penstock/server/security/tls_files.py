@@ -1,8 +1,8 @@
 """Certificate, key and client CA of a running service, reloaded when they change.
 
 Only files that match each other are used. Owns the TLS context of the metrics port, which uses
-Python's TLS and requires no client certificates, because health probes have none and scrapers have
-a token.
+Python's TLS and requires no client certificates, because health probes have none and scrapers
+authenticate by a token.
 """
 
 import logging
@@ -45,7 +45,7 @@ class TlsFiles:
 
     @property
     def wants_client_certificates(self) -> bool:
-        """True if TLS is mutual."""
+        """True if clients must present a certificate (mutual TLS)."""
         return self._client_ca is not None
 
     def poll(self) -> bool:

@@ -15,7 +15,7 @@ MAX_FILE_BYTES: Final = 4 << 20
 
 
 class FilesChanged(OSError):
-    """The files were written while they were read."""
+    """One of the files changed while they were read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         names = " and ".join(str(path) for path in paths)
@@ -23,7 +23,7 @@ class FilesChanged(OSError):
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """Return a value that changes when one of the files is replaced; see `Stamp`."""
+    """Return a value that changes when one of the files is replaced, modified or removed."""
     return tuple(_stamp(path) for path in paths)
 
 

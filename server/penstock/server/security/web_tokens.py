@@ -58,7 +58,7 @@ class KeySet:
 
 
 def check_installed() -> None:
-    """Raise ValueError if JSON Web Tokens cannot be verified here. The message names the extra."""
+    """Raise ValueError if PyJWT or cryptography is not installed. The message names the extra."""
     try:
         import cryptography
         import jwt
@@ -70,11 +70,10 @@ def check_installed() -> None:
 
 
 def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
-    """Return the keys of a file that verify signatures of one of `algorithms`. Raises BadKeySet,
-    also if there are none.
+    """Return the public keys in the JWKS file `data` that verify signatures of one of `algorithms`.
 
-    Keys of other types are ignored, as the standard requires. Shared secrets are rejected, and so
-    are private keys, which only the issuer may have.
+    Keys of other types are ignored, as RFC 7517 recommends. Raises BadKeySet for an invalid file,
+    for a file without such a key, and for a file with a shared secret or a private key.
     """
     try:
         root: Any = parse_json(data.decode("utf-8"))
@@ -150,8 +149,8 @@ class _VerifiedToken:
 
 
 class WebTokens:
-    """Validates tokens by one policy and one key set. `clock` returns the time of day in Unix
-    seconds."""
+    """Validates tokens by one policy and one key set, and caches the valid ones. Thread-safe.
+    `clock` returns the time of day in Unix seconds."""
 
     def __init__(self, policy: JwtPolicy, keys: KeySet, clock: Callable[[], float]) -> None:
         self._policy = policy

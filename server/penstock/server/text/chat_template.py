@@ -81,7 +81,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         local_time: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile the template. Raises ModelFilesError if it is not valid Jinja."""
+        """Compile the template. Raises ModelFilesError if it is not valid Jinja.
+
+        `special_tokens` are variables of the template ("bos_token": "<s>"). `local_time` is the
+        clock of the template's function `strftime_now`.
+        """
         self._source = source
         self._variables = dict(special_tokens)
         try:
@@ -116,8 +120,9 @@ class ChatTemplate:
     ) -> str:
         """Return the text of the prompt.
 
-        Raises ChatTemplateError, also if the text exceeds `max_bytes` in UTF-8. Stops as soon as
-        the text is too long, so that a template cannot multiply its input.
+        Raises ChatTemplateError if the template rejects the chat or fails on it, or if the text
+        exceeds `max_bytes` in UTF-8. Stops as soon as the text is too long, so that a template
+        cannot multiply its input.
         """
         turns = [_turn(message) for message in messages]
         pieces: list[str] = []

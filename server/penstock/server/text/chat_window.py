@@ -54,10 +54,10 @@ class TemplateCost:
 def measure_template(
     encode: Callable[[Sequence[ChatMessage]], _Encoded], num_tokens: Callable[[str], int]
 ) -> TemplateCost:
-    """Measure the cost of the template that `encode` renders, on short chats.
+    """Measure on two short chats how many tokens the template adds that `encode` renders.
 
-    For a template that rejects these chats, typical values are used, because the kept part is
-    counted anyway.
+    `num_tokens` counts the tokens of a plain text. For a template that rejects these chats, typical
+    values are returned, because `fit_window` counts the tokens of the kept part anyway.
     """
     question = ChatMessage(role="user", content="a")
     answer = ChatMessage(role="assistant", content="a")
@@ -138,8 +138,7 @@ def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int
 
 
 def _num_leading(messages: Sequence[ChatMessage]) -> int:
-    """Return the number of leading system and developer messages. At least one message is not
-    counted."""
+    """Return the number of leading system and developer messages, at most all messages but one."""
     for index, message in enumerate(messages):
         if message.role not in _LEADING_ROLES:
             return index

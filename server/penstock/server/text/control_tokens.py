@@ -82,7 +82,7 @@ class ControlTokens:
         marked, because chat templates search these messages for other control tokens, such as
         `</think>`. Raises ControlTokenError if a token cannot be marked.
         """
-        return (self._special if is_models_own else self._all).broken(text)
+        return (self._special if is_models_own else self._all).marked(text)
 
     def encode(
         self,
@@ -93,14 +93,14 @@ class ControlTokens:
         max_tokens: int | None = None,
         count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Encode an escaped text to int32 [n], one slice per step. `count` is called with numbers
-        of new tokens.
+        """Encode an escaped text to int32 [n], one slice per step.
 
-        `is_escaped` is True if some part of the text was changed. Control tokens that are spelled
-        without a mark come from the template and are allowed. Raises ControlTokenError if there are
-        more control tokens than those: normalisation or an unusual vocabulary may create them from
-        ordinary characters. Raises TooManyTokens as soon as there are more than `max_tokens`
-        tokens.
+        `is_escaped` is True if `escape` has changed some part of the text. `count` is called with
+        the number of added special tokens, and then with the number of tokens of each slice.
+        Control tokens that are spelled without a mark come from the template and are allowed.
+        Raises ControlTokenError if the result has more control tokens than the template spells:
+        normalisation or an unusual vocabulary may create them from ordinary characters. Raises
+        TooManyTokens as soon as there are more than `max_tokens` tokens.
         """
         tokenizer = self._twin if is_escaped else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
@@ -126,7 +126,7 @@ class ControlTokens:
 
     @cached_property
     def _added_ids(self) -> tuple[list[int], list[int]]:
-        """The tokens that the tokenizer adds before and after any text."""
+        """The ids of the tokens that the tokenizer adds before and after any text."""
         encoding = self._tokenizer.encode("a")
         ids, is_added = encoding.ids, encoding.special_tokens_mask
         start = is_added.index(0) if 0 in is_added else len(ids)
@@ -175,9 +175,9 @@ class _Spellings:
         self._find = re.compile(pattern)
         self._longest = max(map(len, spellings), default=1)
         single = trie_pattern({spelling for spelling in spellings if len(spelling) == 1})
-        self._unbreakable = re.compile(single or "(?!)")
+        self._unmarkable = re.compile(single or "(?!)")
 
-    def broken(self, text: str) -> str:
+    def marked(self, text: str) -> str:
         """Return `text` with a mark after the first character of each spelling. Raises
         ControlTokenError if a spelling is a single character, or if there are spellings and `text`
         contains the mark."""
@@ -185,7 +185,7 @@ class _Spellings:
         starts = [found.start() for found in self._matches(text, overlapping=True)]
         if not starts:
             return text
-        if any(self._unbreakable.match(text, start) for start in starts):
+        if any(self._unmarkable.match(text, start) for start in starts):
             raise ControlTokenError("the text contains a control token of a single character")
         if MARK in text:
             raise ControlTokenError("the text contains U+FDD0 next to a control token")
@@ -260,8 +260,8 @@ def _is_markup(content: str, template: str) -> bool:
 def escaped_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
-    """Return the messages and the template data with control tokens marked, and True if there were
-    any.
+    """Return the messages and the template data with control tokens marked, and True if any were
+    marked.
 
     Raises ControlTokenError if a control token cannot be marked.
     """

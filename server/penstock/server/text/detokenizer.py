@@ -41,10 +41,10 @@ class DetokenizerStream(Protocol):
 
 
 class Detokenizer:
-    """Detokenises for one model. Its streams share one table.
+    """Detokenises for one model. Its streams share one table with the text of each token id.
 
-    If the decoder of the tokenizer needs neighbouring tokens there is no table, and streams decode
-    a sliding window, which is several times slower.
+    If the text of a token depends on neighbouring tokens, there is no table, and streams decode a
+    sliding window, which is several times slower.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Detokenizer:
         vocab_size: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Build the table, which takes about 0.2 s for 128,000 tokens. It covers ids below
-        `vocab_size`."""
+        """Build the table, which takes about 0.2 s for 128,000 tokens. It covers all ids of the
+        tokenizer and all ids below `vocab_size`."""
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
         self._table = build_token_table(
@@ -231,7 +231,8 @@ class _OpeningStream(_TableStream):
 
 
 class _WindowStream:
-    """A stream for decoders that need neighbours. It decodes a short window again for each token.
+    """A stream for a decoder for which the text of a token depends on its neighbours. Decodes a
+    short window again for each token.
 
     `_window` has first the tokens whose text was returned (`_num_returned` of them, kept for
     context), and then the tokens whose text was not. `_returned` is the text of the first part.

@@ -44,7 +44,11 @@ class TooManyTokens(TextError):
 
 
 class TooMuchText(TextError):
-    """With this text, the tenant's texts in the tokenizer pool would exceed `max_bytes`."""
+    """With this text, the tenant's texts in the tokenizer pool would exceed `max_bytes`.
+
+    `retry_after_s` is the estimated time until the tenant's present texts are tokenised, in
+    seconds.
+    """
 
     def __init__(self, *, max_bytes: int, retry_after_s: float) -> None:
         super().__init__(f"the texts that wait to be tokenised would exceed {max_bytes} bytes")

@@ -23,7 +23,7 @@ class ModelFiles:
     """The text files of one model.
 
     Attributes:
-        vocab_size: Number of logits of the model. All token ids are below it.
+        vocab_size: Number of logits of the model. Token ids that the model accepts are below it.
         eos_ids: All ids that end an output, ascending: those of generation_config.json (otherwise
             of config.json), and those of the tokenizer.
         prepends_bos: True if the files of the tokenizer request a begin-of-sequence token that
@@ -102,7 +102,8 @@ class _Json:
 
     @classmethod
     def read(cls, path: Path, *, is_optional: bool = False) -> "_Json":
-        """Read the file. Raises ModelFilesError. A missing optional file is an empty object."""
+        """Read the file. Raises ModelFilesError if it is missing or is not a JSON object. A missing
+        optional file is read as an empty object."""
         if is_optional and not path.exists():
             return cls(path=path, values={})
         try:
@@ -169,10 +170,10 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(source: _Json) -> dict[str, str]:
-    """Return the special tokens by their key, such as `bos_token`.
+    """Return the special tokens of a file by key, such as `bos_token`.
 
-    These are all `*_token` entries, which are plain strings, or objects in the format of the
-    tokenizers library.
+    A special token is an entry `*_token` whose value is a string, or an object of the tokenizers
+    library, whose `content` is the string.
     """
     tokens: dict[str, str] = {}
     for key, value in source.values.items():
@@ -195,7 +196,7 @@ def _token_id(tokenizer: tokenizers.Tokenizer, token: str, path: Path, key: str)
 def _eos_ids(*sources: _Json) -> set[int]:
     """Return the end-of-sequence ids of the first source that has any; empty if there are none.
 
-    Each source has one integer or a list of integers. Raises ModelFilesError.
+    Each source has one integer or a list of integers. Raises ModelFilesError for other values.
     """
     for source in sources:
         value = source.values.get("eos_token_id")
@@ -221,7 +222,7 @@ def _chat_template(folder: Path, settings: _Json) -> str | None:
     """Return the source of the chat template; None without a template.
 
     The sources are, in this order, chat_template.jinja, tokenizer_config.json and
-    chat_template.json. Raises ModelFilesError.
+    chat_template.json. Raises ModelFilesError if a source is invalid.
     """
     path = folder / "chat_template.jinja"
     if path.exists():
@@ -237,7 +238,7 @@ def _chat_template(folder: Path, settings: _Json) -> str | None:
 
 def _default_template(value: object, path: Path) -> str:
     """Return the template named "default" in a list of objects with `name` and `template`. Raises
-    ModelFilesError."""
+    ModelFilesError if `value` is not such a list or has no such template."""
     if not isinstance(value, list):
         raise ModelFilesError(f"{path}: chat_template must be a string or a list")
     templates: dict[object, object] = {}

@@ -1,10 +1,11 @@
 """Splits a long text into parts that have the same tokens when they are encoded separately.
 
-Contains the criterion and its proof. A vocabulary is applied within the words that a pre-tokenizer
-produces, never across them. The patterns known here match from left to right and check no character
-before a match. None of them matches a letter together with a following space, line break or full
-stop. Therefore there is always a word boundary between such a letter and such a character, and the
-text before the split does not affect how the text after it is split. Does not encode anything.
+Contains the criterion for a safe split, and its proof. A vocabulary is applied within the words
+that a pre-tokenizer produces, never across them. The supported patterns match from left to right
+and check no character before a match. None of them matches a letter together with a following
+space, line break, full stop or comma. Therefore there is always a word boundary between such a
+letter and such a character, and the text before the split does not affect how the text after it is
+split. Does not encode anything.
 """
 
 import re
@@ -54,7 +55,8 @@ class TextCuts:
         self._find = _cut_pattern(tokenizer)
 
     def slice_chars(self, num_chars: int) -> int:
-        """Return the approximate length of a text's slices."""
+        """Return the approximate number of characters of each slice of a text of `num_chars`
+        characters."""
         return num_chars if self._find is None else min(num_chars, SLICE_CHARS)
 
     def slices(self, text: str) -> Iterator[str]:

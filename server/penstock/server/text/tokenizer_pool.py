@@ -6,9 +6,8 @@ of one text, texts of other tenants may run. The tenant with the fewest processe
 waiting and running work of a tenant is limited.
 
 Large work never takes the last of several threads, so that small work does not wait for a large
-step. Large
-work has separate threads, with a lower operating-system priority than the event loop and small
-work. All accounting is done on the event loop.
+step. Large work has separate threads, with a lower operating-system priority than the event loop
+and small work. All accounting is done on the event loop.
 """
 
 import asyncio
@@ -217,7 +216,7 @@ class TokenizerPool:
 
 
 def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
-    """Return `task` as work in a single step."""
+    """Return work with a single step of `num_bytes` bytes, which calls `task`."""
     yield num_bytes
     return task()
 

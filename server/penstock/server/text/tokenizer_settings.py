@@ -1,7 +1,7 @@
 """The structure of a tokenizer, as in tokenizer.json, without its vocabulary.
 
-This is the only way to inspect the parts of a tokenizers.Tokenizer, because their options cannot be
-read in Python.
+Serialising a tokenizers.Tokenizer to JSON is the only way to inspect its stages, because their
+options cannot be read in Python.
 
 Contains GPT-2's alphabet, in which byte-level vocabularies represent bytes: printable Latin-1
 characters represent themselves, and the characters from U+0100 on the other bytes, in order.
@@ -57,7 +57,7 @@ def _flat(step: object) -> list[Step]:
 
 
 def _alphabet() -> list[str]:
-    """Return the character of each byte value."""
+    """Return the character of GPT-2's alphabet for each byte value, 256 in total."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

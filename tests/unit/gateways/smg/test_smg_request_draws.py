@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.request_mapping import own_request
-from penstock.gateway.smg.service import with_foreign_paths
+from penstock.gateway.smg.service import with_gateway_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Failure, RequestError
 from penstock.server.front.limits import Limits
@@ -58,7 +58,7 @@ def rejection_of(take: Callable[[], object]) -> Failure | None:
     try:
         take()
     except RequestError as error:
-        return with_foreign_paths(error.failure)
+        return with_gateway_paths(error.failure)
     return None
 
 

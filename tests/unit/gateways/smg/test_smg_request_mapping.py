@@ -9,7 +9,7 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.request_mapping import UNSUPPORTED_FIELDS, own_request
-from penstock.gateway.smg.service import PATHS, foreign_path, with_foreign_paths
+from penstock.gateway.smg.service import PATHS, gateway_path, with_gateway_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.limits import Limits
@@ -192,7 +192,7 @@ def test_an_empty_constraint_is_an_error(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_generation(own_request(asked(**{name: ""})), LIMITS, ("tiny",))
 
-    (violation,) = with_foreign_paths(caught.value.failure).violations
+    (violation,) = with_gateway_paths(caught.value.failure).violations
     assert violation.path == f"sampling_params.{name}"
 
 
@@ -248,7 +248,7 @@ def test_other_invalid_requests_are_rejected_by_field() -> None:
     ],
 )
 def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
-    assert foreign_path(ours) == theirs
+    assert gateway_path(ours) == theirs
 
 
 def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
@@ -258,7 +258,7 @@ def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
         read_generation(own, LIMITS, ("tiny",))
 
     bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
-    violations = with_foreign_paths(caught.value.failure, bias_ids).violations
+    violations = with_gateway_paths(caught.value.failure, bias_ids).violations
     assert [violation.path for violation in violations] == [
         "sampling_params.logit_bias[7].value",
         "sampling_params.logit_bias[9999].key",

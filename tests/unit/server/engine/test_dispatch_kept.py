@@ -36,7 +36,7 @@ def test_a_stream_that_returns_to_its_engine_replaces_what_was_kept() -> None:
     first = spec(1, 1)
     dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
     dispatcher.step()
-    dispatcher.front_gone(1)
+    dispatcher.front_disconnected(1)
     dispatcher.front_connected(1)
     second = again(first, 2)
     dispatcher.handle(1, Submit(specs=(second,)))
@@ -52,7 +52,7 @@ def test_a_request_whose_stream_another_front_reads_is_not_submitted_again() -> 
     dispatcher.front_connected(1)
     first = spec(1, 1)
     dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
-    dispatcher.front_gone(1)
+    dispatcher.front_disconnected(1)
     dispatcher.front_connected(1)
     dispatcher.front_connected(2)
     stream = dispatcher.kept.find(first.request_id)
@@ -87,7 +87,7 @@ def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
     for one in specs:
         dispatcher.handle(1, Submit(specs=(one,), kept=kept_of(one)))
     dispatcher.step()
-    dispatcher.front_gone(1)
+    dispatcher.front_disconnected(1)
     dispatcher.step()
     assert [view.key for view in engine.live_views()] == [specs[2].key]
     assert (len(dispatcher.kept), dispatcher.num_live) == (1, 1)

@@ -148,7 +148,7 @@ def test_streams_of_a_lost_front_are_kept_for_the_grace_time() -> None:
     store = Store()
     store.begin("a", 1)
     store.begin("b", 1, front_id=2)
-    (lost,) = store.kept.front_gone(1)
+    (lost,) = store.kept.front_disconnected(1)
     assert (lost.name, lost.front_id) == ("a", NO_FRONT)
     assert store.kept.moved == {lost.keys[0]: NO_FRONT}
     store.clock.now_s += GRACE_S - 0.1
@@ -283,7 +283,7 @@ class Model:
         elif what == "detach":
             kept.detach(name, 1)
         elif what == "gone":
-            kept.front_gone(1)
+            kept.front_disconnected(1)
 
     def _tokens(self, token: int) -> None:
         """Report a token for every request that was begun; expect it in the streams of those that

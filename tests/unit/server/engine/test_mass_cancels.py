@@ -53,7 +53,7 @@ def test_many_are_cancelled_over_several_steps(
     dispatcher: Dispatcher, engine: FakeEngine, is_gone: bool
 ) -> None:
     if is_gone:
-        dispatcher.front_gone(1)
+        dispatcher.front_disconnected(1)
     else:
         keys = np.array(sorted(all_keys()), dtype=np.int64)
         dispatcher.handle(1, Cancel(keys=keys, reason=FinishReason.CANCELLED))
@@ -74,7 +74,7 @@ def test_many_are_cancelled_over_several_steps(
 def test_a_front_that_reconnects_finds_its_keys_free(
     dispatcher: Dispatcher, engine: FakeEngine
 ) -> None:
-    dispatcher.front_gone(1)
+    dispatcher.front_disconnected(1)
     dispatcher.front_connected(1)
 
     assert set(engine.cancelled.queue) == all_keys()
@@ -91,7 +91,7 @@ def test_queued_requests_of_a_lost_front_are_cancelled_before_the_loop_sleeps() 
         dispatcher.handle(1, Submit(specs=(spec(1, counter),)))
     dispatcher.step()
 
-    dispatcher.front_gone(1)
+    dispatcher.front_disconnected(1)
     num_steps = 0
     # The executor is silent: nothing but the cancels gives the loop a reason to step.
     while dispatcher.has_own_work:

@@ -160,5 +160,5 @@ def test_quarantined_requests_of_a_lost_front_are_removed() -> None:
     other = (replace(request(1)[0], key=2 << 32 | 1),)
     wing.quarantine.takes(FRONT, request(1))
     wing.quarantine.takes(2, other)
-    wing.quarantine.front_gone(FRONT)
+    wing.quarantine.front_disconnected(FRONT)
     assert wing.quarantine.next_probation() == other

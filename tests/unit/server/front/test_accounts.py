@@ -49,7 +49,7 @@ class Site:
         account = self.accounts.open("Generate", arrival_s=0.0)
         generation = GenerationSpec(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
         account.live = LiveRequest(f"r-{key}", generation, 0.0)
-        account.live.phases.submit(1.0)
+        account.live.phases.note_submitted(1.0)
         account.live._submission = Submission(key)  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
         return account
 

@@ -27,35 +27,35 @@ def states_of(clock: PhaseClock) -> RequestState:
 def test_phases_of_one_output() -> None:
     clock = PhaseClock(10.0)
     assert states_of(clock) == RequestState.PENDING
-    assert clock.admit(12.0)
+    assert clock.note_admitted(12.0)
     assert states_of(clock) == RequestState.PROCESSING
-    clock.token(13.0)
-    clock.token(14.0)
+    clock.note_token(13.0)
+    clock.note_token(14.0)
     clock.stop(18.0)
     assert sums(clock) == (2.0, 1.0, 5.0)
 
 
 def test_preemption_adds_a_visit_to_queue_and_prefill() -> None:
     clock = PhaseClock(0.0)
-    clock.admit(1.0)
-    clock.token(3.0)
-    assert clock.leave(7.0, has_more=True)
+    clock.note_admitted(1.0)
+    clock.note_token(3.0)
+    assert clock.note_stopped(7.0, has_more=True)
     assert clock.state is RequestState.PENDING
-    assert clock.admit(12.0)
+    assert clock.note_admitted(12.0)
     assert clock.phase is PREFILL
-    clock.token(13.0)
+    clock.note_token(13.0)
     clock.stop(20.0)
     assert sums(clock) == (6.0, 3.0, 11.0)
 
 
 def test_two_outputs_wait_only_together() -> None:
     clock = PhaseClock(0.0)
-    assert clock.admit(1.0)
-    assert not clock.admit(2.0)
-    clock.token(2.5)
-    assert not clock.leave(3.0, has_more=True)
+    assert clock.note_admitted(1.0)
+    assert not clock.note_admitted(2.0)
+    clock.note_token(2.5)
+    assert not clock.note_stopped(3.0, has_more=True)
     assert states_of(clock) == RequestState.PROCESSING
-    assert clock.leave(4.0, has_more=True)
+    assert clock.note_stopped(4.0, has_more=True)
     assert states_of(clock) == RequestState.PENDING
 
 
@@ -70,11 +70,11 @@ def test_phase_times_never_decrease_and_sum_to_the_total(steps: list[tuple[str, 
         now_s += delta_s  # two clocks may disagree a little, so it may go back
         latest_s = max(latest_s, now_s)
         if step == "admit":
-            clock.admit(now_s)
+            clock.note_admitted(now_s)
         elif step == "leave":
-            clock.leave(now_s, has_more=True)
+            clock.note_stopped(now_s, has_more=True)
         else:
-            clock.token(now_s)
+            clock.note_token(now_s)
         after = sums(clock)
         assert all(new >= old for new, old in zip(after, before, strict=True))
         before = after
@@ -88,14 +88,14 @@ WAIT, RESIDENCY = Wait(slots_s=1.0), Residency(num_steps=3)
 
 def test_segments_of_a_request_with_a_preemption() -> None:
     clock = PhaseClock(0.0)
-    clock.submit(1.0)
-    clock.admit(3.0, num_cached_tokens=16, wait=WAIT)
-    clock.token(4.0)
-    clock.explain(residency=RESIDENCY)
-    clock.leave(6.0, has_more=True, num_tokens=5)
-    clock.admit(7.0)
-    clock.find_prefix(32)
-    clock.token(8.0)
+    clock.note_submitted(1.0)
+    clock.note_admitted(3.0, num_cached_tokens=16, wait=WAIT)
+    clock.note_token(4.0)
+    clock.add_details(residency=RESIDENCY)
+    clock.note_stopped(6.0, has_more=True, num_tokens=5)
+    clock.note_admitted(7.0)
+    clock.note_prefix(32)
+    clock.note_token(8.0)
     clock.stop(9.0)
     assert clock.segments_until(10.0, num_tokens=8) == (
         Segment(K.PREPARE, 0.0, 1.0),
@@ -111,10 +111,10 @@ def test_segments_of_a_request_with_a_preemption() -> None:
 
 def test_a_single_token_leaves_its_residency_to_the_prefill() -> None:
     clock = PhaseClock(0.0)
-    clock.submit(1.0)
-    clock.admit(1.0)
-    clock.token(2.0)
-    clock.explain(residency=RESIDENCY)
+    clock.note_submitted(1.0)
+    clock.note_admitted(1.0)
+    clock.note_token(2.0)
+    clock.add_details(residency=RESIDENCY)
     clock.stop(2.0)
     assert clock.segments_until(2.0, num_tokens=1) == (
         Segment(K.PREPARE, 0.0, 1.0),
@@ -124,26 +124,26 @@ def test_a_single_token_leaves_its_residency_to_the_prefill() -> None:
 
 def test_a_request_that_took_no_time_has_a_segment_all_the_same() -> None:
     clock = PhaseClock(5.0)
-    clock.submit(5.0)
+    clock.note_submitted(5.0)
     assert clock.segments_until(5.0, num_tokens=0) == (Segment(K.PREPARE, 5.0, 5.0),)
 
 
 def test_events_after_the_end_are_ignored() -> None:
     clock = PhaseClock(0.0)
-    clock.submit(1.0)
+    clock.note_submitted(1.0)
     clock.stop(2.0)
     before = clock.segments_until(4.0, num_tokens=0)
-    clock.admit(3.0)
-    clock.token(3.5)
+    clock.note_admitted(3.0)
+    clock.note_token(3.5)
     clock.stop(3.6)
     assert clock.segments_until(4.0, num_tokens=0) == before
 
 
 def test_the_final_event_explains_the_last_wait_in_the_queue_and_no_earlier_one() -> None:
     clock = PhaseClock(0.0)
-    clock.submit(1.0)
-    clock.admit(2.0, wait=WAIT)
-    clock.explain(wait=Wait(blocks_s=9.0))
+    clock.note_submitted(1.0)
+    clock.note_admitted(2.0, wait=WAIT)
+    clock.add_details(wait=Wait(blocks_s=9.0))
     assert clock.segments_until(3.0, num_tokens=0)[1].wait == WAIT
 
 

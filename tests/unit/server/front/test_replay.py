@@ -368,7 +368,7 @@ async def test_the_record_contains_the_lost_engine(text: ModelText) -> None:
         act()
     site.now_s += 1.0
     site.front.release(request)
-    account.seal(Outcome(code=0), site.now_s)
+    account.set_outcome(Outcome(code=0), site.now_s)
     record = account.record(sequence=0, front_id=1, has_content=False)
     assert record.num_replays == 1
     assert record.num_cached_tokens == 0

@@ -121,7 +121,7 @@ def test_a_front_that_unsubscribes_or_disconnects_receives_no_more() -> None:
 
     feeds.unfollow(1, 7)
     feeds.unfollow(1, 7)
-    feeds.front_gone(2)
+    feeds.front_disconnected(2)
     named(cache_index, 1)
 
     assert [front_id for front_id, _ in feeds.take()] == [3]

@@ -27,7 +27,7 @@ from penstock.server.observe.frames import (
 from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
 from penstock.server.observe.listeners import NO_TOTALS, ServiceListener, ServiceListeners
 from penstock.server.observe.request_record import RequestRecord, encode_record
-from support.flights import Flown
+from support.flights import RecordedEngine
 from support.observer_line import ObserverLine
 from support.patience import PATIENCE_S
 from support.reports import front_view, heartbeat, make_facts, request_record
@@ -45,15 +45,15 @@ class RecordingListener(ServiceListener):
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         self.records += records
         self._notify()
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.heartbeats.append(heartbeat)
         self._notify()
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -63,7 +63,7 @@ class RecordingListener(ServiceListener):
         self.steps.append((epoch, len(rows), num_missed))
         self.totals = totals
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         self.gone.append(front_id)
         self._notify()
 
@@ -188,30 +188,30 @@ async def test_reports_sent_before_a_front_ended_are_received(harness: Harness) 
 
 async def test_a_listener_that_raises_does_not_affect_the_others() -> None:
     class Trips(RecordingListener):
-        def take_records(self, records: Sequence[RequestRecord]) -> None:
+        def add_records(self, records: Sequence[RequestRecord]) -> None:
             raise RuntimeError("a bug")
 
     recorded = RecordingListener()
     fanout = ServiceListeners(Trips(), recorded)
-    fanout.take_records([request_record()])
-    fanout.take_heartbeat(heartbeat(1))
+    fanout.add_records([request_record()])
+    fanout.add_heartbeat(heartbeat(1))
     assert len(recorded.records) == len(recorded.heartbeats) == 1
     assert fanout.num_failures == 1
 
 
 def test_steps_are_read_and_an_unreadable_recorder_does_not_stop_the_receiver() -> None:
-    recorded, flown = RecordingListener(), Flown()
-    source = FlightSource(flown.fd, recorded)
-    flown.submit(1, 20, 5)
-    flown.step()
-    flown.step()
+    recorded, engine = RecordingListener(), RecordedEngine()
+    source = FlightSource(engine.fd, recorded)
+    engine.submit(1, 20, 5)
+    engine.step()
+    engine.step()
     source.read()
     source.read()  # nothing new: no event
     next_generation = (4).to_bytes(8, "little")
-    os.pwrite(flown.fd, b"?", FACTS_OFFSET)
-    os.pwrite(flown.fd, next_generation, GENERATION_OFFSET)
+    os.pwrite(engine.fd, b"?", FACTS_OFFSET)
+    os.pwrite(engine.fd, next_generation, GENERATION_OFFSET)
     source.read()
-    FlightWriter(flown.fd, make_facts(epoch=7))
+    FlightWriter(engine.fd, make_facts(epoch=7))
     source.read()
     assert recorded.steps == [(1, 2, 0)]
     assert recorded.totals["num_output_tokens"] == 2

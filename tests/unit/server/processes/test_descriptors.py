@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from penstock.server.processes.front_process import ENOUGH, allow_many_descriptors
+from penstock.server.processes.front_process import MAX_OPEN_FILES, allow_many_descriptors
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -15,8 +15,8 @@ NO_LIMIT = resource.RLIM_INFINITY
     ("soft", "hard", "then"),
     [
         (1024, 4096, 4096),
-        (1024, 1 << 20, ENOUGH),
-        (1024, NO_LIMIT, ENOUGH),
+        (1024, 1 << 20, MAX_OPEN_FILES),
+        (1024, NO_LIMIT, MAX_OPEN_FILES),
         (1 << 17, 1 << 20, 1 << 17),
         (NO_LIMIT, NO_LIMIT, NO_LIMIT),
     ],

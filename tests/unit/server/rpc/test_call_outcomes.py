@@ -22,9 +22,9 @@ from penstock.server.rpc.handlers import (
     CANCELLED,
     AdmittedCall,
     CallAccounts,
-    CallFailed,
     Context,
     HandlerWrapper,
+    OtherRequestFailed,
     call_timeout_s,
     outcome_of,
     outcome_of_failure,
@@ -79,7 +79,7 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
     "error",
     [
         request_error(ErrorReason.QUEUE_FULL),
-        CallFailed(Failure(reason=ErrorReason.QUEUE_FULL), "r"),
+        OtherRequestFailed(Failure(reason=ErrorReason.QUEUE_FULL), "r"),
     ],
 )
 async def test_domain_errors_become_statuses(error: Exception) -> None:
@@ -100,7 +100,7 @@ async def test_domain_errors_become_statuses(error: Exception) -> None:
 )
 async def test_the_retry_time_is_spread(failure: Failure, reported_ms: str | None) -> None:
     context = FakeContext()
-    await call_with(CallFailed(failure, "r"), context)
+    await call_with(OtherRequestFailed(failure, "r"), context)
     assert context.trailers.get("grpc-retry-pushback-ms") == reported_ms
 
 

@@ -12,10 +12,14 @@ import jwt
 import pytest
 
 from penstock.server.security import web_tokens
-from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.authenticator import (
+    Authenticator,
+    InvalidCredentials,
+    TenantNotListed,
+)
 from penstock.server.security.rights import Right
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
-from support.guarded import digest
+from support.security_files import digest
 
 NOW_S = 1_800_000_000.0
 ACME, OTHER, OLD = "acme-token-1", "other-token-1", "old-token-1"
@@ -65,7 +69,7 @@ class Harness:
     def is_unknown(self, *tokens: str, names: tuple[str, ...] = ()) -> bool:
         try:
             self.tenant(*tokens, names=names)
-        except Unknown as error:
+        except InvalidCredentials as error:
             why = str(error)
         else:
             return False
@@ -113,7 +117,7 @@ def test_the_scheme_is_read_as_the_standard_has_it(harness: Harness, scheme: str
     ],
 )
 def test_anything_else_is_unauthenticated(harness: Harness, header: str) -> None:
-    with pytest.raises(Unknown):
+    with pytest.raises(InvalidCredentials):
         harness.authenticator.identify([header], tuple)
 
 
@@ -228,7 +232,7 @@ def test_invalid_signatures_are_rejected(harness: Harness, tmp_path: Path) -> No
 
 
 def test_a_tenant_that_is_not_listed_is_authenticated_but_not_authorised(harness: Harness) -> None:
-    with pytest.raises(NotListed):
+    with pytest.raises(TenantNotListed):
         harness.tenant(harness.token(sub="stranger"))
 
 

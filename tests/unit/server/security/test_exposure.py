@@ -10,15 +10,15 @@ import pytest
 from penstock.server.security.security import is_loopback
 from penstock.server.settings.sources import BadSetting
 from support.authority import Authority
-from support.guarded import Premises
+from support.security_files import SecurityFiles
 from support.serve_config import check_launches, serve_config
 
 
 @pytest.fixture
-def premises(tmp_path: Path) -> Premises:
-    premises = Premises(tmp_path)
-    premises.tokens()
-    return premises
+def security_files(tmp_path: Path) -> SecurityFiles:
+    security_files = SecurityFiles(tmp_path)
+    security_files.tokens()
+    return security_files
 
 
 @pytest.mark.parametrize(
@@ -66,50 +66,54 @@ def test_unauthenticated_callers_are_allowed_only_explicitly(
 
 
 def test_credentials_open_the_network_and_plain_text_is_warned_of(
-    premises: Premises, caplog: pytest.LogCaptureFixture
+    security_files: SecurityFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = ("--policy-file", premises.policy_file)
+    policy = ("--policy-file", security_files.policy_file)
     serve_config("--host", "0.0.0.0", "--operations-host", "0.0.0.0", *policy)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     caplog.clear()
-    tls = ("--tls-cert", premises.cert_file, "--tls-key", premises.key_file)
+    tls = ("--tls-cert", security_files.cert_file, "--tls-key", security_files.key_file)
     config = serve_config("--host", "0.0.0.0", *policy, *tls)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     check_launches(config)
 
 
-def test_client_certificates_secure_only_the_ports_that_require_them(premises: Premises) -> None:
+def test_client_certificates_secure_only_the_ports_that_require_them(
+    security_files: SecurityFiles,
+) -> None:
     mutual = (
-        *("--tls-cert", premises.cert_file, "--tls-key", premises.key_file),
-        *("--tls-client-ca", premises.clients.ca_file),
+        *("--tls-cert", security_files.cert_file, "--tls-key", security_files.key_file),
+        *("--tls-client-ca", security_files.clients.ca_file),
     )
     serve_config("--host", "0.0.0.0", *mutual)
     with pytest.raises(BadSetting, match="the metrics port"):
         serve_config("--operations-host", "0.0.0.0", *mutual)
 
 
-def test_invalid_files_are_reported_at_the_start(premises: Premises, tmp_path: Path) -> None:
+def test_invalid_files_are_reported_at_the_start(
+    security_files: SecurityFiles, tmp_path: Path
+) -> None:
     other = Authority(tmp_path / "other").issue("other")
     bad = tmp_path / "bad.toml"
     bad.write_text("version = 1\n[tenants.a]\nspeed = 3\n")
-    cert, key = ("--tls-cert", premises.cert_file), ("--tls-key", premises.key_file)
+    cert, key = ("--tls-cert", security_files.cert_file), ("--tls-key", security_files.key_file)
     for arguments, wanted in (
         (("--policy-file", tmp_path / "none.toml"), "none.toml"),
         (("--policy-file", bad), "tenants.a.speed is unknown"),
         (cert, "--tls-cert requires --tls-key"),
         (key, "--tls-key requires --tls-cert"),
-        (("--tls-client-ca", premises.clients.ca_file), "tls-client-ca requires"),
+        (("--tls-client-ca", security_files.clients.ca_file), "tls-client-ca requires"),
         ((*cert, "--tls-key", other.key_file), "key values mismatch"),
         ((*cert, "--tls-key", tmp_path / "none.key"), "none.key"),
         ((*cert, "--tls-key", bad), "tls.pem"),
         ((*cert, *key, "--tls-client-ca", bad), "bad.toml"),
-        ((*cert, *key, "--tls-client-ca", premises.key_file), "tls.key"),
+        ((*cert, *key, "--tls-client-ca", security_files.key_file), "tls.key"),
         (
-            ("--policy-file", premises.policy_file, "--tenant-metadata-key", "x-tenant"),
+            ("--policy-file", security_files.policy_file, "--tenant-metadata-key", "x-tenant"),
             "exclude each other",
         ),
         (
-            ("--policy-file", premises.policy_file, "--tenant-weights", "a=2"),
+            ("--policy-file", security_files.policy_file, "--tenant-weights", "a=2"),
             "tenant-weights",
         ),
     ):

@@ -137,7 +137,7 @@ async def _generations(options: DemoOptions) -> int:
     print("service stopped", flush=True)
     bad = [run for run in runs if not run.is_sound]
     for run in bad:
-        line = f"penstock demo: {run.request.name}: {run.complaint}"
+        line = f"penstock demo: {run.request.name}: {run.problem}"
         print(line, file=sys.stderr, flush=True)
     return ExitCode.FAILED if bad else ExitCode.OK
 

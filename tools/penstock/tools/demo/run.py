@@ -54,7 +54,7 @@ class DemoRun:
         return self.finished is not None and is_whole and "PROCESSING" in names
 
     @property
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """The error, or else the states seen instead of the expected ones; empty if `is_sound`."""
         if self.is_sound:
             return ""

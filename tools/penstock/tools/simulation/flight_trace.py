@@ -16,7 +16,7 @@ from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.observe.flight.histories import RequestDetails, RequestHistory, histories_of
 from penstock.server.observe.flight.layout import MAGIC, EventKind, FlightError
 from penstock.server.observe.flight.reader import FlightReader, Recording
-from penstock.server.observe.recording.request_log import OF_LOAD
+from penstock.server.observe.recording.request_log import CAPACITY_FAILURES
 from penstock.server.observe.recording.trace import TraceRequest
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
@@ -124,7 +124,7 @@ def _mean_output(histories: list[RequestHistory]) -> int:
 
 def _is_of_load(history: RequestHistory) -> bool:
     known = {int(reason) for reason in FailureReason}
-    return history.reason in known and FailureReason(history.reason) in OF_LOAD
+    return history.reason in known and FailureReason(history.reason) in CAPACITY_FAILURES
 
 
 def _output_so_far(history: RequestHistory, collected_s: NDArray[np.float64]) -> int:

@@ -7,15 +7,15 @@ from penstock.tools.verify import (
     load,
     reuse,
     sampling,
+    sampling_effects,
     service,
-    steering,
 )
 
 ALL_CHECKS = (
     *service.CHECKS,
     *generation.CHECKS,
     *sampling.CHECKS,
-    *steering.CHECKS,
+    *sampling_effects.CHECKS,
     *constraints.CHECKS,
     *reuse.CHECKS,
     *endings.CHECKS,

@@ -32,7 +32,7 @@ class CheckResult:
     duration_s: float
 
 
-def require(condition: bool, complaint: str) -> None:
-    """Raise CheckFailed with `complaint` unless the condition holds."""
+def require(condition: bool, message: str) -> None:
+    """Raise CheckFailed with `message` unless the condition holds."""
     if not condition:
-        raise CheckFailed(complaint)
+        raise CheckFailed(message)

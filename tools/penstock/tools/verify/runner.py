@@ -84,10 +84,10 @@ async def _run_one(subject: Subject, check: Check, left_s: float) -> tuple[Check
         ValueError,
         TypeError,
     ) as error:
-        return CheckOutcome.FAIL, _complaint(error, time_s)
+        return CheckOutcome.FAIL, _failure_reason(error, time_s)
 
 
-def _complaint(error: Exception, time_s: float) -> str:
+def _failure_reason(error: Exception, time_s: float) -> str:
     """Format the error as one line."""
     if isinstance(error, TimeoutError):
         return f"not done after {time_s:.0f} s"

@@ -33,7 +33,9 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer:
-    """The weights of one layer. `window` 0: no sliding window."""
+    """The linear layers of one layer as functions, and the weights of its norms: [hidden]; those of
+    query and key [head_dim], or None. `window`: the sliding window in tokens, 0 for none.
+    """
 
     qkv: Linear
     out: Linear

@@ -56,8 +56,8 @@ def fused_path(
 
     Raises NotFused with the reason if the fused step does not support the model, or if it would be
     slower than the modules because compiled kernels are missing; WeightsReleased if this is found
-    after packing; UnsupportedModel for a head size that int8 pages do not support; ValueError as
-    `kernels.load`.
+    after packing; UnsupportedModel for a head size that int8 pages do not support; ValueError
+    like `kernels.load`.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NotFused(f"weights of {model.dtype}")

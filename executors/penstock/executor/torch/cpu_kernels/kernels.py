@@ -64,7 +64,7 @@ class LayerAttention(Protocol):
 
 
 class Kernels(Protocol):
-    """The kernels of a step."""
+    """The operators of a step in one implementation: compiled C or PyTorch."""
 
     @property
     def is_native(self) -> bool:

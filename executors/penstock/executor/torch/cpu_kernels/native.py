@@ -294,7 +294,7 @@ class NativeKernels:
 
     def run_layers(self, decoder: int, rows: StepRows, activations: int, num_tokens: int) -> None:
         """Run all layers of a decoder. `decoder`, `activations`: addresses of the C structures that
-        `NativeDecoder` creates. Raises MemoryError.
+        `NativeDecoder` creates. Raises MemoryError if a kernel runs out of memory.
         """
         if self._run_layers(decoder, rows.address, activations, num_tokens):
             raise MemoryError("a step: out of memory")

@@ -132,9 +132,9 @@ class DeviceSampler:
             return f"logit_bias: at most {MAX_BIASES} tokens"
         return ""
 
-    def follow(self, batch: Batch, rules: SlotRules) -> None:
+    def update(self, batch: Batch, rules: SlotRules) -> None:
         """Copy the options of newly admitted requests to the device; those in `rules.rejections`
-        get greedy sampling. Call it after `rules.follow`.
+        get greedy sampling. Call it after `rules.update`.
         """
         admitted = [request for request in batch.admitted if request.slot >= 0]
         if not admitted:

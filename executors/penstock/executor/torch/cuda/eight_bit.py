@@ -1,5 +1,5 @@
-"""8-bit weights and pages of the fused step on a GPU: which settings are supported, and the scales
-of pages, two (keys, values) for each KV head of a layer.
+"""8-bit weights and pages of the fused step on a GPU: checks whether the settings are supported,
+and measures the scales of pages, two (keys, values) for each KV head of a layer.
 
 e4m3 is a floating-point format: its relative rounding is the same for all numbers within a factor
 of 2**14 below its maximum, so a scale only has to match the magnitude of a head's values, and a

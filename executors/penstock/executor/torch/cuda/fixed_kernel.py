@@ -43,7 +43,9 @@ class FixedKernel:
     def launch(
         self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], *numbers: float
     ) -> None:
-        """Queue the kernel on the current stream."""
+        """Queue the kernel on the current CUDA stream. `tensors` and `numbers`: the arguments, in
+        the order of the kernel's parameters.
+        """
         run = self._run
         if run is not None:
             pointers = list(map(_POINTER, tensors))

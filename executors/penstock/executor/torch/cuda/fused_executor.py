@@ -164,13 +164,13 @@ class FusedExecutor:
             del self._graphs, self._packed, self._sampler, self._sets, self._own_set
 
     def _follow(self, batch: Batch) -> None:
-        self._rules.follow(batch)
+        self._rules.update(batch)
         for request in batch.admitted:
             rejection = self._sampler.rejection(request)
             if rejection and request.slot >= 0:
                 self._rules.rejections.setdefault(request.slot, rejection)
         with self._queue.active():
-            self._sampler.follow(batch, self._rules)
+            self._sampler.update(batch, self._rules)
 
     def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> DeviceStep:
         staging, memory = own.staging, own.outcome

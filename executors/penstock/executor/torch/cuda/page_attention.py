@@ -62,8 +62,8 @@ class Chunks:
 
 
 class PageAttention:
-    """Rotates queries and keys, writes pages and attends. `table` int32 [slots, blocks]: the
-    device's block table.
+    """Rotates queries and keys, writes keys and values to pages, and computes attention. `table`
+    int32 [slots, blocks]: the device's block table.
 
     `max_rows`: maximum number of single-token rows. `dtype`: the format of queries, keys and values
     in a step; the pages may be in 8 bits. `scales`: the scales of each layer's pages (see

@@ -92,7 +92,7 @@ class RequestHistory:
     `asked` has the ids and options of the request, None if their row was overwritten. `end` is
     FINISHED or FAILED, None while the output is live. `reason` is the value of its FinishReason or
     FailureReason. `end_step` is the step whose result was processed last when it ended.
-    `num_output_tokens` is the count in the last event that has a count of output tokens.
+    `num_output_tokens` is the count in the last PREEMPTED, FINISHED or FAILED event, 0 without one.
     """
 
     key: int

@@ -171,7 +171,8 @@ class EventKind(enum.IntEnum):
 
 
 def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
-    """Return a packer for one row. It is faster than assigning to a row of a structured array."""
+    """Return the `struct.Struct` that packs one row. Packing is faster than assigning to a row of a
+    structured array."""
     codes: list[str] = []
     for name in row.names or ():
         field = row[name]
@@ -194,7 +195,7 @@ class Geometry:
     def of_steps(cls, num_steps: int) -> "Geometry":
         """Return the geometry for `num_steps` steps.
 
-        Raises FlightError unless `num_steps` is a power of two within the limits.
+        Raises FlightError unless `num_steps` is a power of two, and each ring is within the limits.
         """
         geometry = cls((num_steps, EVENTS_PER_STEP * num_steps, REQUESTS_PER_STEP * num_steps))
         geometry.check()
@@ -221,7 +222,7 @@ class Geometry:
         return geometry
 
     def check(self) -> None:
-        """Raise FlightError for an invalid ring size."""
+        """Raise FlightError unless each ring has a power of two in 64..2**24 rows."""
         for num in self.num_rows:
             if not _MIN_ROWS <= num <= _MAX_ROWS or num & (num - 1):
                 raise FlightError(

@@ -92,7 +92,8 @@ _MAX_BATCH = 16
 
 
 class RingMemory:
-    """The mapped memory, for its only writer. The constructor discards earlier content.
+    """Writes rows and counts to the mapped memory. There must be one writer at a time. The
+    constructor discards earlier content and writes `facts`, the metadata of the engine.
 
     `totals` has the counts of `layout.TOTALS` as 8-byte words, so that readers never see a
     partially written count. The first three are the row counts of the rings. The constructor raises
@@ -112,8 +113,8 @@ class RingMemory:
         self._reset(facts)
 
     def appender(self, ring: int) -> Callable[..., None]:
-        """Return a fast function that adds one row to a ring, with its fields in order as
-        arguments.
+        """Return a function that adds one row to ring number `ring`, with the fields of the row in
+        order as arguments.
 
         The function raises struct.error if a value does not fit its field.
         """

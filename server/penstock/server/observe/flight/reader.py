@@ -89,10 +89,11 @@ class Recording:
 
 
 class FlightReader:
-    """Reads the memory of a descriptor, a copy, or a file. Not thread-safe.
+    """Reads the memory of a descriptor (int), a copy (bytes), or a file (Path). Not thread-safe.
 
-    Follows new engines that reuse the same memory. The constructor raises OSError if the source
-    cannot be read; it and all methods that read raise FlightError for invalid content.
+    When a new engine reuses the memory, the next read is of the new engine. The constructor raises
+    OSError if the source cannot be read; it and all methods that read raise FlightError for invalid
+    content.
     """
 
     def __init__(self, source: int | bytes | Path) -> None:
@@ -129,8 +130,8 @@ class FlightReader:
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
-        """Return the steps since the last call (a copy of STEP rows), and the number of lost steps
-        before them.
+        """Return the steps since the last call (a copy of STEP rows), and the number of steps
+        before them that were overwritten before they were read.
 
         All steps are of one engine, which `facts` describes after the call. There are none before
         the first engine, and while an engine initialises the memory.
@@ -205,8 +206,8 @@ class FlightReader:
             self._map.close()
 
     def _follow(self) -> bool:
-        """Switch to the newest engine. Returns False if there is none, or if it is still
-        initialising the memory."""
+        """If a new engine has initialised the memory, read its facts and start at its first step.
+        Returns False before the first engine, and while an engine initialises the memory."""
         generation: int = self._generations[0]
         if not generation or generation % 2:
             return False
@@ -278,25 +279,26 @@ def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None)
     Only the owner may read the file; the write is atomic. The file name contains `port`, the port
     of the service, because services may share a folder, and the reason `why`. The newest
     `MAX_NUM_FILES` of each port and reason are kept, and `MAX_NUM_ALL_FILES` in total. Raises
-    FlightError if no engine has written yet, and OSError if the file cannot be written
-    (PermissionError for a default folder of another user).
+    FlightError if no engine has written yet or one is initialising the memory, and OSError if the
+    file cannot be written (PermissionError for a default folder of another user).
     """
     reader = FlightReader(memory)
     try:
         data = reader.copy(time.monotonic())
     finally:
         reader.close()
-    folder = own_default_folder() if folder is None else folder
+    folder = make_default_folder() if folder is None else folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _forget_partial(folder)
+    _delete_partial(folder)
     path = folder / _name(port, why)
     _write(path, data)
-    _forget_old(folder)
+    _delete_old(folder)
     return path
 
 
-def own_default_folder() -> Path:
-    """Return the default folder; create it if it is missing.
+def make_default_folder() -> Path:
+    """Return the default folder; create it with mode 0700 if it is missing, otherwise set that
+    mode.
 
     Raises PermissionError if the path is a link or belongs to another user, because the temporary
     folder is world-writable.
@@ -335,7 +337,7 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _forget_old(folder: Path) -> None:
+def _delete_old(folder: Path) -> None:
     # File names sort by time.
     files = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
     kinds: dict[str, list[Path]] = {}
@@ -348,7 +350,7 @@ def _forget_old(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _forget_partial(folder: Path) -> None:
+def _delete_partial(folder: Path) -> None:
     """Remove partial files of processes that were killed while they wrote."""
     now_s = time.time()
     for path in folder.glob(f".{_PREFIX}*{_SUFFIX}{_PARTIAL}"):

@@ -174,8 +174,8 @@ class _Timeline:
             self._trace.flow(number, "request", in_order)
 
     def _draw_slot_intervals(self, history: RequestHistory) -> list[Point]:
-        """Draw the intervals in slots. Returns the points of the flow, the last one in the final
-        step if that is recorded."""
+        """Add the slices of the request's intervals in slots. Returns the points of its flow: one
+        per slice, and the end of the step that ended the request if that is recorded."""
         points: list[Point] = []
         for number, interval in enumerate(history.slot_intervals):
             # An interval that ended at the start of the window would overlap the next interval.
@@ -327,7 +327,8 @@ def _request_args(history: RequestHistory) -> dict[str, Any]:
 
 
 class TraceEvents:
-    """Collects trace events. Arguments are absolute times; the file has times since `base_s`."""
+    """Collects trace events. Times in arguments are seconds on the recording's clock; the file has
+    times since `base_s`, in microseconds."""
 
     def __init__(self, base_s: float) -> None:
         self._base_s = base_s
@@ -336,12 +337,12 @@ class TraceEvents:
         self._events: list[tuple[int, int, int, dict[str, Any]]] = []
 
     def name_process(self, pid: int, name: str) -> None:
-        """Name a group of tracks; groups are ordered by `pid`."""
+        """Name the group of tracks (process) `pid`. Viewers order groups by `pid`."""
         self._meta("process_name", pid, 0, {"name": name})
         self._meta("process_sort_index", pid, 0, {"sort_index": pid})
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Name a track. Idempotent. Tracks of a group are ordered by `tid`."""
+        """Name track (pid, tid). Idempotent. Viewers order the tracks of a group by `tid`."""
         self._meta("thread_name", pid, tid, {"name": name})
         self._meta("thread_sort_index", pid, tid, {"sort_index": tid})
 
@@ -371,7 +372,7 @@ class TraceEvents:
         return start
 
     def instant(self, track: tuple[int, int], name: str, at_s: float, args: dict[str, Any]) -> None:
-        """Add an instant event to a track."""
+        """Add an instant event to track (pid, tid)."""
         at = self._ns(at_s)
         self._events.append((at, _MARK, 0, {**self._event("i", track, at, name, args), "s": "t"}))
 
@@ -397,7 +398,7 @@ class TraceEvents:
             self._events.append((at, _FLOW, place, event))
 
     def json(self, other: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the file in chunks. `other` is metadata that viewers display."""
+        """Yield the file as chunks of JSON. `other` is metadata that viewers display."""
         self._events.sort(key=lambda event: event[:3])
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
         pieces = bytearray(f'{head[:-1]}, "traceEvents": [\n'.encode())

@@ -1,9 +1,10 @@
 """Writes the flight record of an engine, on the engine's thread.
 
 An iteration is one run of the engine's step function, which may return the result of a step. The
-writer keeps the state of live requests between events. Per step it packs one row and copies one
-column of the slot arrays. Python code runs per event (admission, chunk, first token, end), never
-per running request. The writer does not read the content of requests.
+writer keeps the state of live requests between events. Per step it packs one row and copies the
+column of token counts of the slot arrays (one entry per batch slot). Python code runs per event
+(admission, chunk, first token, end), never per running request. The writer does not read the
+content of requests.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from penstock.server.observe.flight.memory import (
     STEP_RING,
     RingMemory,
 )
-from penstock.server.tenants import own_request_id
+from penstock.server.tenants import client_request_id
 
 
 class IterationGaps:
@@ -56,9 +57,9 @@ class IterationGaps:
         """Return the mean time since the previous tokens in seconds (NaN if there is none), and the
         number of slots in the mean.
 
-        `known`, an int32 array, has the number of tokens of each slot after the previous iteration.
-        `now` is the time of this iteration's result in seconds; it is recorded for the slots that
-        got tokens. `arrays` is None before the first launch.
+        `known`, an int32 array of shape [num_slots], has the number of tokens of each slot after
+        the previous iteration. `now` is the time of this iteration's result in seconds; it is
+        recorded for the slots that got tokens. `arrays` is None before the first launch.
         """
         if arrays is None:
             return nan, 0
@@ -154,14 +155,14 @@ class FlightWriter:
                 max(-_MAX_PRIORITY, min(spec.priority, _MAX_PRIORITY)),
                 min(spec.output_index, _MAX_U2),
                 spec.trace_id,
-                own_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
+                client_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
                 spec.tenant.encode("utf-8", "replace"),
             )
         if len(specs) > 1:
             self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
 
     def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
-        """Record a step, and the events of its prefill chunks, shortly before its launch."""
+        """Record the launch of a step, shortly before it, and the events of its prefill chunks."""
         self._arrays = batch.arrays
         for request in batch.admitted:
             self._granted[request.spec.key] = request.slot

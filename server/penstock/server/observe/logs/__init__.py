@@ -11,7 +11,7 @@ import threading
 from types import TracebackType
 from typing import Any, Final, TextIO
 
-from penstock.server.observe.logs.limits import NoFault, RateLimit
+from penstock.server.observe.logs.limits import DisconnectErrorFilter, RateLimit
 from penstock.server.observe.logs.lines import (
     JsonFormatter,
     LineFormatter,
@@ -36,11 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to stderr."""
+    """Writes lines to stderr. If that fails, reports where the line was logged, but not its
+    text."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Report on stderr the place in the code whose line could not be written, and the type of
-        the exception.
+        """Write to stderr where in the code the lost line was logged, and the type of the
+        exception.
 
         The base class would also write the arguments of the line, which may quote a client.
         """
@@ -59,13 +60,13 @@ def configure_logging(
 
     `process` is the name of this process in its lines. `level` is a name such as "info". `form` is
     one of LOG_FORMATS. `has_foreign_text` enables the messages of exceptions of other libraries,
-    which may quote data of clients.
+    which may quote data of clients. Raises ValueError for an unknown level.
     """
     if form == AUTO_FORMAT:
         form = "short" if sys.stderr.isatty() else "text"
     handler = _StderrHandler(sys.stderr)
     handler.setFormatter(_FORMATTERS[form](process, has_foreign_text=has_foreign_text))
-    handler.addFilter(NoFault())
+    handler.addFilter(DisconnectErrorFilter())
     handler.addFilter(RateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     sys.excepthook = _on_uncaught

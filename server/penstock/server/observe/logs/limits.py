@@ -18,11 +18,11 @@ _SENDING: Final = frozenset({"_finish_handler_with_unary_response", "_send_messa
 """The functions of gRPC that send a response of a call."""
 
 
-class NoFault(logging.Filter):
+class DisconnectErrorFilter(logging.Filter):
     """Drops the error that gRPC logs when a client disconnects before its response is sent."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the line may pass."""
+        """Return False for this error, True for all other lines."""
         if record.name != _LOGGER or not record.exc_info:
             return True
         kind, _, traceback = record.exc_info
@@ -55,7 +55,8 @@ class _Bucket:
 
 
 class RateLimit(logging.Filter):
-    """A token bucket for each place in the code that logs. Thread-safe."""
+    """Limits the lines of each place in the code to a burst of BURST, then PER_SECOND per second
+    (token bucket). Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -65,7 +66,8 @@ class RateLimit(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the line may pass."""
+        """Return False for a line above the limit. The next line that passes has the number of
+        dropped lines as attribute LEFT_OUT."""
         if record.levelno >= logging.CRITICAL or getattr(record, "is_always_logged", False):
             return True
         now_s = self._clock()

@@ -12,7 +12,7 @@ message of an exception raised while a request is handled may quote the request 
 - errors of the operating system, by their number;
 - MemoryError and the errors of device drivers, which do not contain request data.
 
-A process that cannot start logs one line with the full message of the error.
+If a process cannot start, the full message of the error is reported in one line.
 """
 
 import json
@@ -72,11 +72,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedException:
-    """One exception: its qualified type name `kind`, its message `words` (empty if it is not
-    logged) and its frames, the outermost first."""
+    """One exception: its qualified type name `kind`, its `message` (empty if it must not be logged)
+    and its frames, the outermost first."""
 
     kind: str
-    words: str
+    message: str
     frames: tuple[Frame, ...]
 
 
@@ -86,18 +86,18 @@ def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Logged
     return tuple(
         LoggedException(
             kind=_kind_of(link),
-            words=_words_of(link, has_foreign_text=has_foreign_text),
+            message=_error_message_of(link, has_foreign_text=has_foreign_text),
             frames=_frames_of(link.__traceback__),
         )
-        for link in _chain_of(error, is_whole=False)
+        for link in _chain_of(error, has_suppressed=False)
     )
 
 
-def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException]:
+def _chain_of(error: BaseException, *, has_suppressed: bool) -> Iterator[BaseException]:
     """Yield the exception, its chain of causes and the members of exception groups.
 
-    If `is_whole`, includes causes hidden by `raise ... from None`, which messages of Penstock may
-    quote anyway.
+    If `has_suppressed`, includes causes hidden by `raise ... from None`, because messages of
+    Penstock's exceptions may quote them.
     """
     seen: set[int] = set()
     left = [error]
@@ -110,7 +110,7 @@ def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException
         if isinstance(link, BaseExceptionGroup):
             left += cast("tuple[BaseException, ...]", link.exceptions)
         origin = link.__cause__
-        if origin is None and (is_whole or not link.__suppress_context__):
+        if origin is None and (has_suppressed or not link.__suppress_context__):
             origin = link.__context__
         if origin is not None:
             left.append(origin)
@@ -125,7 +125,7 @@ def _kind_of(error: BaseException) -> str:
     )
 
 
-def _words_of(error: BaseException, *, has_foreign_text: bool) -> str:
+def _error_message_of(error: BaseException, *, has_foreign_text: bool) -> str:
     if has_foreign_text or _is_driver_error(error):
         return _text_of(error)
     if isinstance(error, OSError):
@@ -133,7 +133,7 @@ def _words_of(error: BaseException, *, has_foreign_text: bool) -> str:
     if not _is_ours(error):
         return ""
     words = _text_of(error)
-    origins = list(_chain_of(error, is_whole=True))[1:]
+    origins = list(_chain_of(error, has_suppressed=True))[1:]
     return words if all(map(_is_ours, origins)) else words.partition(":")[0]
 
 
@@ -274,7 +274,7 @@ def _quoted(fact: str) -> str:
 
 
 def _as_text(failure: LoggedException) -> str:
-    words = f": {failure.words}" if failure.words else ""
+    words = f": {failure.message}" if failure.message else ""
     places = " < ".join(map(_place, reversed(failure.frames)))
     return f"{failure.kind}{words} at {places}" if places else f"{failure.kind}{words}"
 
@@ -285,8 +285,8 @@ def _place(frame: Frame) -> str:
 
 def _as_object(failure: LoggedException) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": failure.kind}
-    if failure.words:
-        entry["message"] = failure.words
+    if failure.message:
+        entry["message"] = failure.message
     entry["frames"] = [
         {"module": frame.module, "line": frame.line, "function": frame.function}
         for frame in failure.frames

@@ -28,7 +28,11 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.authenticator import (
+    Authenticator,
+    InvalidCredentials,
+    TenantNotListed,
+)
 from penstock.server.security.rights import Right
 
 if TYPE_CHECKING:
@@ -88,10 +92,10 @@ class MetricsAccess:
         try:
             # This port does not request client certificates.
             caller = self._authenticator.identify(shown, tuple)
-        except Unknown as error:
+        except InvalidCredentials as error:
             logger.info("rejected at the metrics port: %s", error)
             return HTTPStatus.UNAUTHORIZED
-        except NotListed as error:
+        except TenantNotListed as error:
             logger.info("rejected at the metrics port: %s", error)
             return HTTPStatus.FORBIDDEN
         if Right.METRICS not in caller.rights:
@@ -255,7 +259,7 @@ def status_json(
     """Return the status as UTF-8 JSON. Numbers that are not finite become null.
 
     The first MAX_REQUESTS of `requests` are listed. `requests_problem` is the reason why the live
-    requests are unknown.
+    requests could not be queried, empty if they were.
     """
     status = {
         **msgspec.to_builtins(snapshot),
@@ -268,7 +272,8 @@ def status_json(
 
 
 class LiveStatus:
-    """Queries the status. May be called from any thread except that of `loop`."""
+    """Queries the status of the service on the event loop `loop` and caches it. May be called from
+    any thread except that of `loop`."""
 
     def __init__(
         self,
@@ -284,9 +289,9 @@ class LiveStatus:
         self._as_of_s = float("-inf")
 
     def __call__(self) -> bytes:
-        """Return the status, which is at most MAX_AGE_S old.
+        """Return the status as JSON, at most MAX_AGE_S seconds old.
 
-        Raises TimeoutError after TIMEOUT_S, RuntimeError if the event loop is closed, and
+        Raises TimeoutError after TIMEOUT_S seconds, RuntimeError if the event loop is closed, and
         CancelledError if it stops.
         """
         with self._lock:

@@ -27,9 +27,9 @@ class Alias:
     """A second name under which a metric is exported.
 
     Attributes:
-        where: Labels that a series must have in order to be exported.
-        keep: The labels that are exported in addition to the model, with their new names. Series
-            with equal labels are summed.
+        where: Label values that a series must have in order to be exported.
+        keep: The labels that are exported in addition to the model, with their new names and with
+            their values in lower case. Series with equal labels are summed.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Alias:
 class Dialect:
     """The metric names of another inference server or convention, exported as aliases.
 
-    `model_labels` returns the labels that replace `model`.
+    `model_labels` returns the labels that replace the label `model`, given its value.
     """
 
     aliases: tuple[Alias, ...]

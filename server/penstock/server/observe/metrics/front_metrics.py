@@ -59,8 +59,9 @@ class FrontMetrics:
         for finish_reason in sorted(labels.FINISH_REASONS):
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Count the outcomes, in case the front dies before its next heartbeat."""
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
+        """Count the outcomes of the records by front. They are added to the metrics only if the
+        front ends before a heartbeat includes them."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -72,7 +73,7 @@ class FrontMetrics:
             front = self._front(record.front_id)
             front.recorded.update(_ends(end, self._methods))
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the counts in a heartbeat of a front, and set the gauges of the fronts."""
         front = self._front(heartbeat.front_id)
         front.heartbeat = heartbeat
@@ -80,7 +81,7 @@ class FrontMetrics:
         self._tables.histogram(catalogue.LOOP_LAG).observe(heartbeat.loop_lag_s)
         self._set_gauges()
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove the gauges of a front that has ended, and add the counts of its records that are
         newer than its last heartbeat. Idempotent."""
         front = self._fronts.pop(front_id, None)
@@ -155,13 +156,13 @@ class FrontMetrics:
 
 
 def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
-    """Return the counts that an outcome adds to each series."""
-    reason = labels.known(end.reason, labels.REASONS)
+    """Return the count that an outcome adds to each series of requests, errors and rejections."""
+    reason = labels.label_of(end.reason, labels.REASONS)
     names = (
-        labels.known(end.method, methods),
+        labels.label_of(end.method, methods),
         labels.code_name(end.code),
         reason,
-        labels.known(end.finish_reason, labels.FINISH_REASONS),
+        labels.label_of(end.finish_reason, labels.FINISH_REASONS),
     )
     counts: Counter[Series] = Counter({(catalogue.REQUESTS, names): end.num})
     if reason != labels.NONE:
@@ -172,8 +173,12 @@ def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
 
 
 class RequestMetrics:
-    """Adds records to the tables. `tenants` are the tenants with separate series; all others share
-    one. If there are none, there are no series by tenant."""
+    """Updates the histograms of requests, and the counters that heartbeats do not have, from
+    records.
+
+    `tenants` are the tenants with separate series; all others share one. If `tenants` is empty,
+    there are no series by tenant.
+    """
 
     def __init__(self, tables: MetricTables, tenants: Collection[str]) -> None:
         self._tables = tables
@@ -193,7 +198,8 @@ class RequestMetrics:
                 tables.counter(spec).begin(tenant)
 
     def take(self, records: Sequence[RequestRecord]) -> None:
-        """Add ended requests. Each series of a histogram is updated once per call."""
+        """Add the records of ended requests. Each series of a histogram is updated once per
+        call."""
         values: _Values = defaultdict(list)
         for record in records:
             self._read(record, values)

@@ -37,8 +37,8 @@ _RETRY_AFTER_S: Final = 1
 MAX_CALLS: Final = 8
 """Maximum number of requests that are handled concurrently."""
 MAX_OTHER_CALLS: Final = 6
-"""When this many requests are handled, only scrapes are accepted, so that the page does not block
-them."""
+"""When this many requests are handled, only scrapes are accepted, so that requests of the status
+page do not block them."""
 MAX_SILENT: Final = 64
 """Maximum number of connections without a complete request. Beyond it the oldest is closed."""
 MAX_ASKING_S: Final = 2.0
@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 
 
 class Callers:
-    """The connections of one server. Thread-safe. `clock` returns seconds."""
+    """Tracks the connections of one server, and limits their number and duration. Thread-safe.
+    `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -59,10 +60,10 @@ class Callers:
         self._handled_since_s: dict[socket.socket, float] = {}
 
     def add(self, caller: socket.socket) -> None:
-        """Register a connection. If there are too many without a complete request, close the
-        oldest.
+        """Register a connection. If MAX_SILENT connections have no complete request yet, close the
+        oldest of them first.
 
-        `leave` must be called when the thread of the connection ends.
+        `remove` must be called when the thread of the connection ends.
         """
         with self._lock:
             if len(self._silent_since_s) >= MAX_SILENT:
@@ -85,14 +86,15 @@ class Callers:
             self._handled_since_s[caller] = self._clock()
             return True
 
-    def leave(self, caller: socket.socket) -> None:
-        """Remove a connection whose thread has ended."""
+    def remove(self, caller: socket.socket) -> None:
+        """Remove a connection whose thread has ended, and free its slot."""
         with self._lock:
             self._silent_since_s.pop(caller, None)
             self._handled_since_s.pop(caller, None)
 
     def close_late(self) -> None:
-        """Close connections that have exceeded their time limit. Their threads then end."""
+        """Close connections without a complete request after MAX_ASKING_S, and those whose request
+        is not finished after MAX_CALL_S. Their threads then end."""
         now_s = self._clock()
         with self._lock:
             silent = _older(self._silent_since_s, now_s - MAX_ASKING_S)
@@ -207,7 +209,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # No thread could be started.
-            self.callers.leave(request)
+            self.callers.remove(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -215,7 +217,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.callers.leave(request)
+            self.callers.remove(request)
 
     def service_actions(self) -> None:
         """Close connections that have exceeded their time limit. Called between two polls of the

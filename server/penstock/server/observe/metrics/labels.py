@@ -56,17 +56,17 @@ ADMISSION_REJECTIONS: Final = frozenset(
     )
 )
 """Reasons to reject a valid request because of the state, the capacity or the executor of the
-service: those that the metric of admission counts."""
+service. `penstock_admission_rejected_total` counts rejections with these reasons."""
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
-"""The values of a wait's reason.
+"""The reasons why requests wait in the queue.
 
 `other`: no resource was short, but the next step was not planned yet. `engine_lost`: the engine had
 died and was not replaced yet.
 """
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""Drop reasons whose series exist from the start. Other reasons keep their names, up to a total of
-MAX_DROP_REASONS."""
+"""Drop reasons of records whose series exist from the start. Other reasons keep their names, up to
+a total of MAX_DROP_REASONS names; the rest are counted as `other`."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
 """Drop reasons of traces whose series exist from the start."""
@@ -74,12 +74,11 @@ TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
 SPAN_OUTCOMES: Final = ("exported", "dropped")
 
 
-def known(word: str, words: Collection[str]) -> str:
-    """Return `word` if it is one of `words`, "none" if it is empty, and "other" for all other
-    words."""
-    if not word:
+def label_of(text: str, allowed: Collection[str]) -> str:
+    """Return `text` if it is one of `allowed`, "none" if it is empty, and "other" otherwise."""
+    if not text:
         return NONE
-    return word if word in words else OTHER
+    return text if text in allowed else OTHER
 
 
 def code_name(code: int) -> str:

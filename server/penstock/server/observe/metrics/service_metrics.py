@@ -30,7 +30,7 @@ Processes = Callable[[], Mapping[str, int]]
 
 
 class ProcessUsage:
-    """Updates the usage metrics of the service's processes when metrics are collected."""
+    """Updates the metrics of CPU time and resident memory of the service's processes."""
 
     def __init__(self, tables: MetricTables, processes: Processes) -> None:
         self._tables = tables
@@ -38,8 +38,8 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read the usage again. The CPU time of a name is summed over successive processes with
-        that name."""
+        """Read the usage of all processes and set the metrics. The CPU time of a name is summed
+        over successive processes with that name."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -74,7 +74,8 @@ def _no_load() -> None:
 
 
 class ServiceMetrics(ServiceListener, Collector):
-    """A `ServiceListener` that Prometheus can collect.
+    """Computes the metrics of a service from the observer's events; a `prometheus_client`
+    collector.
 
     `model` is the value of the label `model` of all series; model names sent by clients are not
     used. `tenants` are the tenants with separate series. `gateway_methods` are the RPC methods of a
@@ -109,27 +110,27 @@ class ServiceMetrics(ServiceListener, Collector):
         for outcome in labels.SPAN_OUTCOMES:
             self._tables.counter(catalogue.SPANS).begin(outcome)
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Add requests that have ended."""
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
+        """Add ended requests to the histograms and counters."""
         with self._lock:
             self._requests.take(records)
-            self._fronts.take_records(records)
+            self._fronts.add_records(records)
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the heartbeat of a front (gRPC server process)."""
         with self._lock:
-            self._fronts.take_heartbeat(heartbeat)
-            self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
+            self._fronts.add_heartbeat(heartbeat)
+            self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Record a new engine: its epoch, number of blocks, block size and number of slots.
+    def set_engine(self, hello: EngineHello) -> None:
+        """Record the engine: its epoch, number of blocks, block size and number of slots.
 
         Steps also report the number of blocks, but not the block size and the slots.
         """
         with self._lock:
-            self._steps.take_engine(hello)
+            self._steps.set_engine(hello)
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -139,15 +140,15 @@ class ServiceMetrics(ServiceListener, Collector):
         """Add steps of the engine of `epoch`. Without `totals`, only the steps that were read are
         counted."""
         with self._lock:
-            self._steps.take_steps(epoch, rows, num_missed)
+            self._steps.add_steps(epoch, rows, num_missed)
             if totals:
-                self._steps.take_totals(epoch, totals)
+                self._steps.set_totals(epoch, totals)
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove the gauges of a front that has ended. Its counts are kept."""
         with self._lock:
-            self._fronts.front_gone(front_id)
-            self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
+            self._fronts.front_disconnected(front_id)
+            self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def collect(self) -> Iterator[Metric]:
         """Return all current metrics. Thread-safe."""

@@ -1,8 +1,8 @@
-"""Metrics derived from the engine's step rows, which are processed as arrays.
+"""Metrics of the engine's steps, and the gauges of its batch, queue and KV cache.
 
-Reads `flight.layout.STEP` rows and the totals of the flight recorder, and updates the gauges of the
-batch, the queue and the cache. An idle engine runs no steps, so its load is read from its status
-board, if there is one.
+Reads arrays of `flight.layout.STEP` rows and the totals of the flight recorder. An idle engine runs
+no steps, so its load is read from its status board, if there is one: shared memory to which the
+engine writes its load. An engine is identified by its epoch, the number of the engine start from 1.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _STATES: Final = ("used", "cached", "free")
 
 
 class StepMetrics:
-    """Adds the steps of the engine to the tables of the metrics."""
+    """Updates the metrics of steps, load and KV cache in `tables`."""
 
     def __init__(self, tables: MetricTables) -> None:
         self._tables = tables
@@ -48,27 +48,28 @@ class StepMetrics:
             tables.gauge(catalogue.KV_BLOCKS).set(0, state)
         self.set_gauges()
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Record a new engine, and set the gauges of its limits."""
-        self._enter(hello.epoch)
+    def set_engine(self, hello: EngineHello) -> None:
+        """Record the engine, and set the gauges of its block size, number of blocks and number of
+        batch slots."""
+        self._begin_epoch(hello.epoch)
         info = hello.executor
         gauge = self._tables.gauge
         gauge(catalogue.KV_BLOCK_SIZE).set(info.block_size)
         gauge(catalogue.KV_TOTAL).set(info.num_blocks)
         gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
 
-    def take_up(self, epoch: int, is_up: bool) -> None:
-        """Record whether a front (gRPC server process) is connected to an engine, and the
-        epoch of that engine. Without an engine, `set_gauges` sets the load to zero."""
-        self._enter(epoch)
+    def set_engine_up(self, epoch: int, is_up: bool) -> None:
+        """Record whether a front (gRPC server process) is connected to an engine, and the epoch of
+        that engine. Without an engine, `set_gauges` sets the load to zero."""
+        self._begin_epoch(epoch)
         self._is_up = is_up
         self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))
 
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """Add rows of STEP, the oldest first, which may arrive after the end of their engine.
+    def add_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+        """Add STEP rows of the engine of `epoch`, the oldest first; that engine may have ended.
         `num_missed` is the number of preceding steps that were overwritten before they were
         read."""
-        self._enter(epoch)
+        self._begin_epoch(epoch)
         counter = self._tables.counter
         counter(catalogue.MISSED_STEPS).add(num_missed)
         if not len(rows):
@@ -80,10 +81,11 @@ class StepMetrics:
             self._count_rows(epoch, name, _sum(rows, column))
         self._observe(rows)
 
-    def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """Set the totals of the flight recorder, which include all steps and replace the counts of
-        rows. Those of an older engine are ignored."""
-        self._enter(epoch)
+    def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
+        """Raise the counters of output tokens, admissions and preemptions to the totals of the
+        flight recorder. These include steps whose rows were missed, so `add_steps` no longer adds
+        to the counters for this engine. Totals of an older engine are ignored."""
+        self._begin_epoch(epoch)
         if epoch != self._epoch:
             return
         for name, spec in _TOTALS.items():
@@ -125,8 +127,8 @@ class StepMetrics:
         self._tables.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - counted[1])
 
     def _set_blocks(self, used: int, row: Any) -> None:
-        """Set the gauges of blocks. `used` is the number of used blocks. `row` is the last step,
-        None without one.
+        """Set the gauges of KV blocks. `used` is the number of blocks that requests use. `row` is
+        the row of the last step, None without one.
 
         Blocks that were released since that step count as cached until the next step.
         """
@@ -141,9 +143,9 @@ class StepMetrics:
             gauge(catalogue.KV_BLOCKS).set(num, state)
         gauge(catalogue.KV_USAGE).set(used / total if total else 0)
 
-    def _enter(self, epoch: int) -> None:
-        """If the epoch is that of a newer engine, add the number of restarts, and reset the state
-        of the previous engine."""
+    def _begin_epoch(self, epoch: int) -> None:
+        """If the epoch is that of a newer engine, add the restarts since the previous one, and
+        reset the state of the previous engine. Otherwise do nothing."""
         if epoch <= self._epoch:
             return
         self._tables.counter(catalogue.ENGINE_RESTARTS).add(epoch - max(1, self._epoch))
@@ -178,7 +180,8 @@ class StepMetrics:
 
 
 def _load_after(row: Any, epoch: int) -> LoadState:
-    """Return the load of the engine of `epoch` after a step. Its number of tokens is not set."""
+    """Return the load of the engine of `epoch` after the step of `row`. `num_output_tokens` is 0,
+    because a row does not have the total."""
     return LoadState(
         epoch=epoch,
         num_running=int(row["num_running"]),

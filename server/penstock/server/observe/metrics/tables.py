@@ -1,7 +1,8 @@
 """The values of metrics: counters, gauges and histograms by label values.
 
-Computes the values and converts them to `prometheus_client` metrics. The histogram of
-prometheus_client adds one value at a time; these add arrays with weights. Not thread-safe.
+Stores the values and converts them to `prometheus_client` metrics. The histograms of
+prometheus_client add one value at a time; those of this module add arrays with weights. Not
+thread-safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +109,8 @@ class HistogramTable:
             self.begin()
 
     def begin(self, *labels: str) -> _Distribution:
-        """Return a series. Creates it without observations if it does not exist."""
+        """Return the series of these label values; create it without observations if it does not
+        exist. Raises ValueError for a wrong number of labels."""
         found = self._series.get(_checked(self._spec, labels))
         if found is None:
             found = _Distribution(np.zeros(len(self._ends), dtype=np.int64))
@@ -116,8 +118,8 @@ class HistogramTable:
         return found
 
     def observe(self, values: ArrayLike, *labels: str, weights: ArrayLike | None = None) -> None:
-        """Add each of the values as often as its weight, by default once. Values that are not
-        finite and values without a positive weight are ignored."""
+        """Add values of shape [n], each as often as its integer weight (shape [n]; None: once).
+        Values that are not finite and values without a positive weight are ignored."""
         array = np.asarray(values, dtype=np.float64)
         times = np.ones(len(array), np.int64) if weights is None else np.asarray(weights, np.int64)
         real = np.isfinite(array) & (times > 0)
@@ -173,15 +175,15 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """Return the table of this metric."""
+        """Return the table of this counter. Raises KeyError for another metric."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """Return the table of this metric."""
+        """Return the table of this gauge. Raises KeyError for another metric."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """Return the table of this metric."""
+        """Return the table of this histogram. Raises KeyError for another metric."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 Computes them from rows of the flight recorder over sliding windows: sums over ten seconds,
 distributions over a minute. Times are seconds on the machine's monotonic clock, passed as
-arguments. The state is kept over several engines.
+arguments. Totals and windows continue when a new engine replaces one that ended.
 """
 
 import math
@@ -64,7 +64,7 @@ class EngineSteps:
         if epoch < self.epoch:
             return
         if epoch > self.epoch:
-            self._forget_engine()
+            self._reset_state()
             self.epoch = epoch
         self.num_steps += len(rows) + num_missed
         if not len(rows):
@@ -92,7 +92,7 @@ class EngineSteps:
 
     def engine_gone(self) -> None:
         """Record that the engine is down, so it runs no requests and has no blocks."""
-        self._forget_engine()
+        self._reset_state()
 
     def rates(self, now_s: float) -> Rates:
         """Return the rates over the last ten seconds."""
@@ -127,7 +127,7 @@ class EngineSteps:
         self.waits_for = wait_reason_name(int(row["waits_for"])) if self.num_waiting else ""
         self.updated_s = float(row["updated_s"])
 
-    def _forget_engine(self) -> None:
+    def _reset_state(self) -> None:
         self.num_running = self.num_waiting = 0
         self.num_used_blocks = self.num_cached_blocks = self.num_free_blocks = 0
         self.waits_for = ""
@@ -155,10 +155,10 @@ class _Slots:
         return math.floor(at_s / self.slot_s)
 
     def claim(self, number: int) -> tuple[int, bool]:
-        """Return the index of slot `number` in the ring (-1 if it is too old), and True if the slot
-        is new.
+        """Return the index of slot `number` in the ring (-1 if a newer slot has replaced it), and
+        True if the slot is new.
 
-        The caller must clear a new slot.
+        The caller must set the values of a new slot to zero.
         """
         index = number % self.num_slots
         held = int(self._numbers[index])
@@ -204,8 +204,8 @@ class DurationWindow:
         np.add.at(self._counts[index], buckets, counts[is_known].astype(np.int64))
 
     def percentiles(self, now_s: float) -> Percentiles:
-        """Return the nearest-rank p50, p90 and p99 in seconds, to the accuracy of the buckets; all
-        None without values."""
+        """Return the nearest-rank p50, p90 and p99 in seconds, within 1 %, and the number of
+        values. The percentiles are None without values."""
         counts = self._counts[self._slots.live(now_s)].sum(axis=0)
         cumulative = np.cumsum(counts)
         num = int(cumulative[-1])

@@ -1,7 +1,7 @@
 """Implements the operations service in the observer process.
 
-Queries other processes, with time limits. An engine or front (gRPC server process) that does
-not respond in time is left out of the response. If no process responds, the result is an error.
+Queries other processes, with time limits. An engine or front (gRPC server process) that does not
+respond in time is left out of the list of live requests.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class Operations:
     """The operations of a service. Runs on the observer's event loop.
 
-    `send_to_supervisor` sends a message to the supervisor.
-    `carry_out` executes commands in this process. `merge` merges the views of engine and fronts.
+    `send_to_supervisor` sends a message to the supervisor. `carry_out` executes commands in this
+    process. `merge` combines the views that the engine and the fronts have of the live requests.
     `flight` is None without a flight recorder.
     """
 
@@ -62,7 +62,7 @@ class Operations:
         self._carry_out = carry_out
         self._send_to_supervisor = send_to_supervisor
         self._querying: asyncio.Task[tuple[RequestView, ...]] | None = None
-        self._looked_s = -math.inf
+        self._queried_s = -math.inf
         self._reading_flight = asyncio.Lock()
 
     def snapshot(self) -> Snapshot:
@@ -73,18 +73,19 @@ class Operations:
         """Query engine and fronts; return all live requests in order of arrival. Concurrent calls,
         and calls within `_FRESH_S`, share a query.
 
-        Raises OperationsError if no process responds.
+        Raises OperationsError if the engine is unavailable, a front does not respond, and no other
+        front has a live request.
         """
         loop = asyncio.get_running_loop()
-        is_old = loop.time() - self._looked_s > _FRESH_S
+        is_old = loop.time() - self._queried_s > _FRESH_S
         if self._querying is None or (self._querying.done() and is_old):
-            self._looked_s = loop.time()
+            self._queried_s = loop.time()
             self._querying = loop.create_task(self._query_live_views())
         # The cancellation of one caller must not cancel the shared query.
         return await asyncio.shield(self._querying)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Request the supervisor to drain the service; return the number of live requests.
+        """Send a drain command to the supervisor; return the number of live requests.
 
         If `timeout_s` is None, the configured grace period applies. Raises OperationsError unless
         `timeout_s` is finite and not negative.

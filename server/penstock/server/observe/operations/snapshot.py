@@ -16,7 +16,7 @@ from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import SegmentKind
-from penstock.server.tenants import own_request_id
+from penstock.server.tenants import client_request_id
 
 _PENDING, _PROCESSING = RequestState.PENDING.name, RequestState.PROCESSING.name
 _PENDING_PHASES = frozenset({SegmentKind.PREPARE.value, SegmentKind.QUEUE.value})
@@ -120,8 +120,9 @@ class RequestView:
     """One live request, without its content. Ages are in seconds; `arrival_s` is in seconds since
     1970.
 
-    `state` is PENDING or PROCESSING. `waits_for` is as in `ModelSnapshot`, and is set only while
-    PENDING.
+    `state` is PENDING or PROCESSING. `waits_for` (as in `ModelSnapshot`) and `queue_position` (the
+    number of requests ahead) are set only while PENDING. `time_to_deadline_s` is None without a
+    deadline, or if the engine did not respond.
     """
 
     request_id: str
@@ -226,7 +227,7 @@ def _front_of(outputs: Sequence[LiveView]) -> FrontView:
     return FrontView(
         front_id=0,
         keys=tuple(view.key for view in outputs),
-        request_id=own_request_id(first.tenant, first.request_id),
+        request_id=client_request_id(first.tenant, first.request_id),
         tenant=first.tenant,
         priority=first.priority,
         trace_id=first.trace_id.hex(),

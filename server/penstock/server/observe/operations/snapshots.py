@@ -27,7 +27,7 @@ from penstock.server.observe.operations.snapshot import (
 )
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
 
-MAX_LIVES = 256
+MAX_ENDED_FRONTS = 256
 """Maximum number of ended fronts with separate counts. The counts of older ones are summed."""
 
 _OK, _CANCELLED = 0, 1
@@ -45,25 +45,26 @@ class RequestCounts:
 
     def take(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front, which replaces its previous one."""
-        life = (heartbeat.front_id, heartbeat.pid)
+        process = (heartbeat.front_id, heartbeat.pid)
         # Move it to the end, so that the oldest fronts are dropped first.
-        self._heartbeats.pop(life, None)
-        self._heartbeats[life] = heartbeat
+        self._heartbeats.pop(process, None)
+        self._heartbeats[process] = heartbeat
         self._pid_of[heartbeat.front_id] = heartbeat.pid
-        self._forget_old()
+        self._merge_old()
 
     def gone(self, front_id: int) -> None:
         """Record that a front has ended. Its counts are kept."""
         self._pid_of.pop(front_id, None)
 
     @property
-    def living(self) -> tuple[Heartbeat, ...]:
+    def live(self) -> tuple[Heartbeat, ...]:
         """The last heartbeat of each live front, in the order of their ids."""
-        return tuple(self._heartbeats[life] for life in sorted(self._pid_of.items()))
+        return tuple(self._heartbeats[process] for process in sorted(self._pid_of.items()))
 
     @property
     def counts(self) -> Counter[str]:
-        """The sums of the counts over all fronts that have ever run."""
+        """The numbers of `accepted`, `rejected`, `completed`, `cancelled` and `failed` requests,
+        over all fronts that have ever run."""
         total = Counter(self._past)
         for heartbeat in self._heartbeats.values():
             total.update(_counts_of(heartbeat))
@@ -79,14 +80,14 @@ class RequestCounts:
                 num_live=heartbeat.num_live,
                 num_backlog_tokens=heartbeat.num_backlog_tokens,
             )
-            for heartbeat in self.living
+            for heartbeat in self.live
         )
 
-    def _forget_old(self) -> None:
-        living = set(self._pid_of.items())
-        ended = [life for life in self._heartbeats if life not in living]
-        for life in ended[: max(0, len(ended) - MAX_LIVES)]:
-            self._past.update(_counts_of(self._heartbeats.pop(life)))
+    def _merge_old(self) -> None:
+        live = set(self._pid_of.items())
+        ended = [process for process in self._heartbeats if process not in live]
+        for process in ended[: max(0, len(ended) - MAX_ENDED_FRONTS)]:
+            self._past.update(_counts_of(self._heartbeats.pop(process)))
 
 
 def _counts_of(heartbeat: Heartbeat) -> Counter[str]:
@@ -116,7 +117,7 @@ MAX_ESTIMATE_AGE_S = 10.0
 
 
 class SnapshotMaker(ServiceListener):
-    """Receives events, and creates a snapshot of the service on demand.
+    """Aggregates the observer's events, and creates a snapshot of the service from them on demand.
 
     Args:
         model: Name of the served model.
@@ -149,10 +150,10 @@ class SnapshotMaker(ServiceListener):
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """Record that the service drains. Heartbeats confirm it later."""
+        """Report the service as draining from now on, before the heartbeats of the fronts do."""
         self._is_draining = True
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Add the token counts and latencies of ended requests."""
         if not records:
             return
@@ -166,20 +167,20 @@ class SnapshotMaker(ServiceListener):
         self._queue.add(now_s, [_queue_s(record) for record in queued])
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front."""
         self._fronts.take(heartbeat)
-        living = self._fronts.living
-        if not any(front.is_engine_up for front in living):
+        live = self._fronts.live
+        if not any(front.is_engine_up for front in live):
             self._steps.engine_gone()
-        elif not any(front.num_live for front in living) and self._is_settled():
+        elif not any(front.num_live for front in live) and self._is_settled():
             self._steps.no_live_requests()
 
-    def take_engine(self, hello: EngineHello) -> None:
-        """Store the limits of the executor from the startup report of a new engine."""
+    def set_engine(self, hello: EngineHello) -> None:
+        """Store the limits of the executor from the startup report of the engine."""
         self._info = hello.executor
 
-    def take_steps(
+    def add_steps(
         self,
         epoch: int,
         rows: NDArray[Any],
@@ -191,31 +192,31 @@ class SnapshotMaker(ServiceListener):
         del totals  # The steps that were read are sufficient here.
         self._steps.take(epoch, rows, num_missed)
 
-    def front_gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Remove a front that has ended from the snapshot. Its counts are kept."""
         self._fronts.gone(front_id)
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the service."""
-        living = self._fronts.living
+        live = self._fronts.live
         # A single draining front is being replaced, and the service continues.
-        is_draining = bool(living) and all(heartbeat.is_draining for heartbeat in living)
+        is_draining = bool(live) and all(heartbeat.is_draining for heartbeat in live)
         return Snapshot(
             time_s=self._unix_clock(),
             uptime_s=max(0.0, self._clock() - self._started_s),
             is_draining=self._is_draining or is_draining,
-            models=(self._model_snapshot(living),),
+            models=(self._model_snapshot(live),),
             fronts=self._fronts.views(),
         )
 
-    def _model_snapshot(self, living: Sequence[Heartbeat]) -> ModelSnapshot:
+    def _model_snapshot(self, live: Sequence[Heartbeat]) -> ModelSnapshot:
         now_s = self._clock()
         steps, info, counts = self._steps, self._info, self._fronts.counts
-        epoch = max([steps.epoch, *(heartbeat.epoch for heartbeat in living)])
+        epoch = max([steps.epoch, *(heartbeat.epoch for heartbeat in live)])
         rates = steps.rates(now_s)
         return ModelSnapshot(
             model=self._model,
-            is_up=any(heartbeat.is_engine_up for heartbeat in living),
+            is_up=any(heartbeat.is_engine_up for heartbeat in live),
             epoch=epoch,
             num_pending=steps.num_waiting,
             num_processing=steps.num_running,
@@ -235,7 +236,7 @@ class SnapshotMaker(ServiceListener):
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_tokens_per_s=rates.decode_tokens_per_s,
             mean_step_s=rates.mean_step_s,
-            estimated_queue_s=self._estimate(now_s, living),
+            estimated_queue_s=self._estimate(now_s, live),
             # The supervisor numbers its engines from 1.
             num_engine_restarts=max(0, epoch - 1),
             ttft=self._ttft.percentiles(now_s),
@@ -261,7 +262,7 @@ class SnapshotMaker(ServiceListener):
             num_free_blocks=steps.num_free_blocks if num_seen else num_blocks,
         )
 
-    def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
+    def _estimate(self, now_s: float, live: Sequence[Heartbeat]) -> float | None:
         """Return the predicted wait in seconds of a request that arrives now; None if unknown.
 
         It is 0 if no request is queued and a slot is free. If requests are queued, it is the
@@ -269,7 +270,7 @@ class SnapshotMaker(ServiceListener):
         that difference is negative while requests are queued, the prediction was wrong, and the
         result is None instead of 0. A prediction older than MAX_ESTIMATE_AGE_S is not used.
         """
-        up = [heartbeat for heartbeat in living if heartbeat.is_engine_up]
+        up = [heartbeat for heartbeat in live if heartbeat.is_engine_up]
         steps = self._steps
         if not up:
             return None

@@ -157,7 +157,7 @@ class Recorder:
 
     @property
     def is_recording(self) -> bool:
-        """True until it is closed, has failed, or both files are full."""
+        """False after `close`, after a failure, or when both files are full."""
         return self._is_recording
 
     def start(self) -> None:

@@ -22,7 +22,7 @@ MAX_NUM_HELD = 100_000
 request is left out of the trace."""
 _ID_BYTES = 6
 _FIRST_PRIVATE_ID = 1 << (8 * _ID_BYTES)
-OF_LOAD = frozenset(
+CAPACITY_FAILURES = frozenset(
     (
         FailureReason.QUEUE_FULL,
         FailureReason.TENANT_OVER_QUOTA,
@@ -79,15 +79,15 @@ class RequestLog:
         return len(self._live)
 
     def submit(self, specs: Iterable[RequestSpec]) -> None:
-        """Add submitted outputs, in order."""
+        """Add the outputs of submitted requests, in order of submission."""
         for spec in specs:
             entry = _Entry(spec=spec)
             self._live[spec.key] = entry
             self._order.append(entry)
 
     def tokens(self, keys: NDArray[np.int64]) -> None:
-        """Add one generated token for each of the int64 keys of outputs. A key may occur several
-        times."""
+        """Add one generated token for each key of an output in `keys` (int64 [n]). A key may occur
+        several times."""
         self._num_tokens.update(keys.tolist())
 
     def end(self, end: Completed | Failed) -> None:
@@ -99,7 +99,7 @@ class RequestLog:
         if isinstance(end, Completed) and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._num_completed += 1
             self._num_completed_tokens += num_tokens
-        if not num_tokens and end.reason in OF_LOAD and isinstance(end, Failed):
+        if not num_tokens and end.reason in CAPACITY_FAILURES and isinstance(end, Failed):
             num_tokens = self._likely_tokens(entry.spec)
         entry.num_output_tokens = num_tokens
 

@@ -21,7 +21,7 @@ DEFAULT_PREFIX_BLOCK_TOKENS = 512
 
 
 class TraceError(ValueError):
-    """A trace cannot be read. The message has the place and the reason."""
+    """A trace cannot be read. The message has the place in the file and the reason."""
 
 
 def check_text(name: str, text: str) -> None:

@@ -3,9 +3,9 @@ children.
 
 The attributes of the root have two parts: `start_attributes` are known when a request arrives and
 are passed to the sampler; `end_attributes` are added to traces that are kept. Values that do not
-apply have no attribute. Text from clients is truncated to `MAX_TEXT`. Reasons that are not
-identifiers are replaced by `UNKNOWN_NAME`. Messages are JSON text in the form of the GenAI
-conventions 1.41.1, only with content capture.
+apply have no attribute. Text from clients is truncated to `MAX_TEXT` characters, except captured
+content. Reasons that are not identifiers are replaced by `UNKNOWN_NAME`. With content capture, the
+prompt and the outputs are JSON text in the form of the GenAI conventions 1.41.1.
 """
 
 import json
@@ -70,7 +70,7 @@ _OPTION_KEYS = (
 
 
 def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """Return the attributes that the conventions pass to a sampler."""
+    """Return the attributes that the sampler receives, which are known when the request arrives."""
     options = record.options
     attributes: dict[str, AttributeValue] = {
         keys.RPC_SYSTEM: "grpc",
@@ -86,7 +86,8 @@ def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
 def end_attributes(
     record: RequestRecord, config: TracingConfig, *, model: str
 ) -> dict[str, AttributeValue]:
-    """Return all other attributes of the root span. `model` is the name of the served model."""
+    """Return the attributes of the root span that are not in `start_attributes`. `model` is the
+    name of the served model."""
     attributes: dict[str, AttributeValue] = {}
     _add_call(attributes, record, has_next_rpc_keys=config.has_next_rpc_keys)
     _add_options(attributes, record.options)
@@ -102,7 +103,8 @@ def end_attributes(
 
 
 def finish_reasons(record: RequestRecord) -> tuple[str, ...]:
-    """Return the finish reason of each output as the conventions spell it, such as `stop`."""
+    """Return the finish reason of each output in lower case, as in the GenAI conventions:
+    `stop`."""
     return tuple(_name(reason).lower() for reason in record.finish_reasons)
 
 

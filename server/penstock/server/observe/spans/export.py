@@ -1,4 +1,4 @@
-"""Creates the parts of tracing (provider, sampler, exporters, writer thread) and shuts them down.
+"""Creates the tracing pipeline (provider, sampler, exporters, writer thread) and shuts it down.
 
 The provider is not global. The SDK's `_OTelSDKConfigurator` is not used, because it would configure
 traces, metrics and logs for the whole process and flush them for up to 30 seconds on exit.
@@ -89,7 +89,7 @@ class TraceWorker:
         self._thread.start()
 
     def put(self, records: Sequence[RequestRecord]) -> None:
-        """Queue as many records as fit; drop and count the others."""
+        """Queue records up to `max_queued` in total; drop and count the others."""
         if not records:
             return
         with self._changed:
@@ -104,8 +104,8 @@ class TraceWorker:
             self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
-        """Accept no more records and write the queued ones. Returns False if `limit_s` was too
-        short."""
+        """Accept no more records, and wait up to `limit_s` seconds for the thread to write the
+        queued ones. Returns False if it did not finish."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -113,8 +113,8 @@ class TraceWorker:
         return not self._thread.is_alive()
 
     def give_up(self) -> None:
-        """Drop and count the queued records. Waits up to `_LAST_TRACE_S` for the record that is
-        being written."""
+        """Drop and count the queued records. Waits up to `_LAST_TRACE_S` seconds for the record
+        that is being written."""
         with self._changed:
             self._has_given_up = True
             num_left = len(self._queue)
@@ -155,14 +155,14 @@ class TraceWorker:
 
 
 class OncePerMinute(logging.Filter):
-    """Passes each message template at most once per minute."""
+    """Passes a line only if its message template was not passed in the last `PAUSE_S` seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._quiet_until_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the line may pass."""
+        """Return False for a line to drop, and store the time of a line that passes."""
         kind = str(record.msg)
         if record.created < self._quiet_until_s.get(kind, 0.0):
             return False
@@ -280,7 +280,8 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
 
 
 class Tracing(ServiceListener):
-    """Converts records to traces. All calls except `close` return immediately."""
+    """Converts records of ended requests to traces and exports them, on background threads. All
+    calls except `close` return immediately."""
 
     def __init__(
         self,
@@ -294,7 +295,7 @@ class Tracing(ServiceListener):
         self._worker = worker
         self._counts = counts
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
+    def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Queue ended requests. Each one becomes a trace, is not sampled, or is counted as lost."""
         self._worker.put(records)
 
@@ -338,9 +339,9 @@ def start_tracing(
     """Start tracing as configured by the `OTEL_*` variables. `model` is the name of the served
     model.
 
-    `environment` has the variables that the SDK does not read itself; None means those of this
-    process. Raises ValueError, which names the invalid variable, and TypeError for an entry point
-    that is not an exporter or a sampler.
+    `environment` has the variables that this module reads, by default those of the process; the SDK
+    and the exporters always read those of the process. Raises ValueError, which names the invalid
+    variable, and TypeError for an entry point that is not an exporter or a sampler.
     """
     environment = os.environ if environment is None else environment
     check_numbers(environment)

@@ -18,13 +18,14 @@ REPLAYED_EVENT = "penstock.replayed"
 
 
 class Place(enum.StrEnum):
-    """The span to which a key belongs. The names of child spans are those of `SegmentKind`."""
+    """The span to which a key belongs. The names of child spans are those of `SegmentKind`.
+    RESIDENCY is the last span of an interval in the running batch."""
 
     ROOT = "root"
     QUEUE = "queue"
     PREFILL = "prefill"
     DECODE = "decode"
-    STAY = "decode; prefill if there is no decode"
+    RESIDENCY = "decode; prefill if there is no decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,11 @@ PREFILL_CACHED = _key(
 PREFILL_CHUNKS = _key("penstock.prefill.chunks", Place.PREFILL, "steps")
 DECODE_TOKENS = _key("penstock.decode.tokens", Place.DECODE, "output tokens")
 DECODE_STEPS = _key("penstock.decode.steps", Place.DECODE, "steps")
-BATCH_MIN = _key("penstock.batch.min_size", Place.STAY, "minimum number of requests in its steps")
-BATCH_MAX = _key("penstock.batch.max_size", Place.STAY, "maximum number of requests in its steps")
+BATCH_MIN = _key(
+    "penstock.batch.min_size", Place.RESIDENCY, "minimum number of requests in its steps"
+)
+BATCH_MAX = _key(
+    "penstock.batch.max_size", Place.RESIDENCY, "maximum number of requests in its steps"
+)
 
 KEYS: tuple[Key, ...] = tuple(_table)

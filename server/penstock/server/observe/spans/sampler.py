@@ -68,9 +68,9 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 class KeepSampler(Sampler):
     """Keeps a root span that has the attribute SAMPLING_REASON; `inner` decides about other root
-    spans.
+    spans, and the reason is added to those that it keeps.
 
-    Children follow their root, so `inner` is called once per trace.
+    Children follow their root, so `inner` is called at most once per trace.
     """
 
     def __init__(self, inner: Sampler) -> None:

@@ -54,8 +54,8 @@ class QueueSlots:
         self._is_closed = False
         self._is_abandoned = False
 
-    def enter(self) -> bool:
-        """Take a place in the queue, after waiting for one if necessary. Returns False after
+    def acquire(self) -> bool:
+        """Take a place in the queue for one span; wait while the queue is full. Returns False after
         `close`."""
         with self._changed:
             while self._num_in >= self._size and not self._is_closed:
@@ -65,7 +65,7 @@ class QueueSlots:
             self._num_in += 1
             return True
 
-    def leave(self, num: int) -> bool:
+    def start_export(self, num: int) -> bool:
         """Move `num` spans from the queue to the exporter. Returns False if they were abandoned."""
         with self._changed:
             self._num_in -= num
@@ -73,21 +73,21 @@ class QueueSlots:
             self._changed.notify_all()
             return not self._is_abandoned
 
-    def arrive(self, num: int) -> bool:
+    def end_export(self, num: int) -> bool:
         """Record the end of an export of `num` spans. Returns False if they were abandoned."""
         with self._changed:
             self._num_under_way -= num
             return not self._is_abandoned
 
     def abandon(self) -> int:
-        """Make `leave` and `arrive` return False from now on. Return the number of spans that are
-        queued or being exported."""
+        """Make `start_export` and `end_export` return False from now on. Return the number of spans
+        that are queued or being exported."""
         with self._changed:
             self._is_abandoned = True
             return self._num_in + self._num_under_way
 
     def close(self) -> None:
-        """Release blocked threads, and block no thread from now on."""
+        """Make `acquire` return False, also in threads that wait in it."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -104,15 +104,15 @@ class WatchedExporter(SpanExporter):
         self._is_shut = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export spans that have left the queue of the processor. Returns FAILURE after
-        `abandon`."""
-        if not self._slots.leave(len(spans)):
+        """Export spans that were removed from the queue of the processor, and count the result.
+        Returns FAILURE after `QueueSlots.abandon`, when they are counted already."""
+        if not self._slots.start_export(len(spans)):
             return SpanExportResult.FAILURE
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
         finally:
-            if self._slots.arrive(len(spans)):
+            if self._slots.end_export(len(spans)):
                 is_out = result is SpanExportResult.SUCCESS
                 self._counts.add("spans_exported" if is_out else "spans_dropped_export", len(spans))
         return result
@@ -153,19 +153,22 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         )
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a sampled span; wait while the queue is full. After `give_up`, count it as lost."""
+        """Queue a sampled span; wait while the queue is full. After `give_up`, drop and count
+        it."""
         context = span.context
         if context is None or not context.trace_flags.sampled:
             return
-        if self._slots.enter():
+        if self._slots.acquire():
             super().on_end(span)
         else:
             self._counts.add("spans_dropped_closing", 1)
 
     def give_up(self) -> None:
-        """Drop spans from now on, and release the threads that wait for a place in the queue."""
+        """Drop and count spans from now on, also those whose threads wait for a place in the
+        queue."""
         self._slots.close()
 
     def abandon(self) -> None:
-        """Count the spans that are not exported yet as lost, and export no more spans."""
+        """Count the spans that are queued or being exported as dropped, and export no more
+        spans."""
         self._counts.add("spans_dropped_closing", self._slots.abandon())

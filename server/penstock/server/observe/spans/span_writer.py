@@ -130,8 +130,8 @@ def to_unix_ns(at_s: float, offset_ns: int) -> int:
 
 
 class SpanWriter:
-    """Writes traces to a provider with the id generator `ids`. `model` is the name of the served
-    model."""
+    """Writes the traces of ended requests as spans of `provider`, whose id generator is `ids`. Not
+    thread-safe. `model` is the name of the served model."""
 
     def __init__(
         self,
@@ -150,7 +150,8 @@ class SpanWriter:
         self._clock = clock
 
     def write(self, record: RequestRecord) -> bool:
-        """Write the trace of one request. Returns False if it was not sampled or is not traced."""
+        """Write the trace of one request. Returns False if the sampler dropped it, or if the record
+        has no trace ids."""
         trace = record.trace
         if not (trace.trace_id and trace.span_id):
             return False

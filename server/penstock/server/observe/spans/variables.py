@@ -1,4 +1,4 @@
-"""The numeric `OTEL_*` variables and their limits.
+"""The numeric `OTEL_*` variables of timeouts, queues and attribute limits, and their valid ranges.
 
 They are checked before the SDK is loaded, because the SDK reads most of them late and does not
 always name the invalid one.
@@ -61,7 +61,7 @@ def max_batch_spans(environment: Mapping[str, str]) -> int:
     return batch_spans
 
 
-def forget_blank_numbers(environment: MutableMapping[str, str]) -> None:
+def unset_blank_numbers(environment: MutableMapping[str, str]) -> None:
     """Unset numeric variables with a blank value, as the specification requires; the SDK fails on
     them."""
     for name in (*_SECONDS, *_ABOVE_ZERO, *_COUNTS):

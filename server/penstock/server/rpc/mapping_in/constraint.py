@@ -297,7 +297,7 @@ class _Counter:
         self._last = (1, 1)
 
     def fault_after(self, token: re.Match[str]) -> str:
-        """Count a token. Returns the exceeded limit; empty if none is exceeded."""
+        """Count a token. Returns the error if a limit is exceeded, otherwise an empty text."""
         if fault := self.count():
             return fault
         match token.lastgroup:
@@ -322,14 +322,12 @@ class _Counter:
         return self._fault()
 
     def count(self) -> str:
-        """Count one more element, or object of a schema. Returns the exceeded limit; empty if none
-        is exceeded."""
+        """Count one more element, or object of a schema. Returns the same as `fault_after`."""
         self._num_elements += 1
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Count the last element `times` times. Returns the exceeded limit; empty if none is
-        exceeded."""
+        """Count the last element `times` times. Returns the same as `fault_after`."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._most = max(self._most, most * times)
@@ -337,8 +335,7 @@ class _Counter:
         return self._fault()
 
     def add_repeated(self, times: int) -> str:
-        """Count a new element `times` times. Returns the exceeded limit; empty if none is
-        exceeded."""
+        """Count a new element `times` times. Returns the same as `fault_after`."""
         self._add(1)
         return self.repeat(times)
 
@@ -379,8 +376,8 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
 
 
 def _times(token: re.Match[str]) -> int:
-    """Return how often a quantifier such as {2,5} copies its element: its maximum, or its minimum
-    if there is no maximum; at least 1.
+    """Return how often a quantifier such as {2,5} copies its element: the maximum of the
+    quantifier, or its minimum if there is no maximum; at least 1.
 
     The unbounded part of a repetition compiles to a loop.
     """

@@ -337,7 +337,7 @@ def read_retention(
 
 def read_adapter(request: GenerateRequest, limits: Limits, violations: Violations) -> str:
     """Return the name of the adapter; empty if there is none. Raises RequestError
-    (ADAPTER_NOT_FOUND).
+    (ADAPTER_NOT_FOUND) if the executor has no such adapter.
 
     No executor scales an adapter, so any scale except 1 is rejected.
     """

@@ -81,7 +81,7 @@ def read_token_ids(
 def token_input(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Convert token ids to an input. Records those outside the vocabulary.
+    """Convert token ids to an input. Records a violation for each id outside the vocabulary.
 
     More than IDS_AT_ONCE ids become a `LongTokenInput`, whose ids are converted and checked later.
     """
@@ -98,7 +98,7 @@ def token_input(
 def check_token_ids(
     ids: NDArray[np.int64], path: str, limits: Limits, violations: Violations
 ) -> None:
-    """Record the ids that are not in the vocabulary."""
+    """Record a violation for each id outside the vocabulary, for at most MAX_KEPT ids."""
     if not len(ids) or ids.max() < limits.vocab_size:
         return
     for index in np.flatnonzero(ids >= limits.vocab_size)[:MAX_KEPT].tolist():
@@ -281,7 +281,8 @@ def _number(value: float) -> int | float:
 def token_array(ids: Sequence[int]) -> NDArray[np.int64]:
     """Return `ids`, a `repeated uint32`, as int64 [n].
 
-    Converts in parts, because reading a part holds the GIL.
+    If `ids` does not support the array protocol, they are converted in parts, because reading a
+    part holds the GIL.
     """
     if len(ids) <= _FEW_IDS:
         return np.array(ids[:], dtype=np.int64)

@@ -19,15 +19,15 @@ from penstock.server.observe.flight.reader import (
     FlightReader,
     default_folder,
     dump,
-    own_default_folder,
+    make_default_folder,
 )
-from support.flights import Flown, play
+from support.flights import RecordedEngine, play
 
 
 @pytest.fixture(scope="module")
 def memory() -> int:
-    flown = play(Flown(num_steps=64), 2, 10)
-    return flown.fd
+    recorded = play(RecordedEngine(num_steps=64), 2, 10)
+    return recorded.fd
 
 
 def test_a_dump_is_readable_by_its_owner_only_and_states_its_reason(
@@ -106,7 +106,7 @@ def test_the_default_folder_must_belong_to_the_user(
     assert path.parent == default_folder()
     assert str(os.geteuid()) in path.parent.name
     path.parent.chmod(0o755)
-    assert stat.S_IMODE(own_default_folder().stat().st_mode) == 0o700
+    assert stat.S_IMODE(make_default_folder().stat().st_mode) == 0o700
 
     path.unlink()
     path.parent.rmdir()

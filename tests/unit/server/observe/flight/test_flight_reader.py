@@ -25,7 +25,7 @@ from penstock.server.observe.flight.layout import (
 from penstock.server.observe.flight.memory import EVENT_RING, STEP_RING, RingMemory, create_memory
 from penstock.server.observe.flight.reader import FlightReader, dump
 from penstock.server.observe.flight.writer import FlightWriter
-from support.flights import Flown, play
+from support.flights import RecordedEngine, play
 from support.reports import make_facts
 
 
@@ -240,9 +240,9 @@ def test_data_that_is_no_recording_is_rejected(tmp_path: Path) -> None:
 
 
 def _copy() -> bytes:
-    flown = play(Flown(num_steps=64), 1, 5)
-    flown.finish()
-    return FlightReader(flown.fd).copy(1.0)
+    recorded = play(RecordedEngine(num_steps=64), 1, 5)
+    recorded.finish()
+    return FlightReader(recorded.fd).copy(1.0)
 
 
 _DATA = _copy()

@@ -21,7 +21,7 @@ from penstock.server.observe.flight.timeline import (
     timeline_json,
 )
 from penstock.tools.timeline.summary import step_seconds, summary_lines
-from support.flights import Flown, parsed, play
+from support.flights import RecordedEngine, parsed, play
 from support.reports import make_facts
 from support.trace_laws import check_trace
 
@@ -39,10 +39,10 @@ def of_track(document: dict[str, Any], pid: int, phase: str = "X") -> list[dict[
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("num_steps", [64, 4096])
 def test_every_trace_is_valid(depth: int, seed: int, is_over: bool, num_steps: int) -> None:
-    flown = play(Flown(depth=depth, num_steps=num_steps), seed)
+    recorded = play(RecordedEngine(depth=depth, num_steps=num_steps), seed)
     if is_over:
-        flown.finish()
-    recording = flown.recording()
+        recorded.finish()
+    recording = recorded.recording()
 
     document = parsed(timeline_json(recording))
 
@@ -50,20 +50,20 @@ def test_every_trace_is_valid(depth: int, seed: int, is_over: bool, num_steps: i
     steps = [e for e in of_track(document, ENGINE) if e["tid"] == STEPS]
     assert len(steps) >= len(recording.steps)
     check_trace(parsed(timeline_json(recording, num_steps=10)))
-    check_trace(parsed(timeline_json(FlightReader(_copied(flown)).recording())))
+    check_trace(parsed(timeline_json(FlightReader(_copied(recorded)).recording())))
 
 
-def _copied(flown: Flown) -> bytes:
-    return FlightReader(flown.fd).copy(flown.clock() + 5.0)
+def _copied(recorded: RecordedEngine) -> bytes:
+    return FlightReader(recorded.fd).copy(recorded.clock() + 5.0)
 
 
 def test_a_request_is_drawn_where_it_was() -> None:
-    flown = Flown()
+    recorded = RecordedEngine()
     trace_id = bytes(range(16))
-    flown.submit(1, 40, 4, trace_id=trace_id, tenant="acme")
-    flown.finish()
+    recorded.submit(1, 40, 4, trace_id=trace_id, tenant="acme")
+    recorded.finish()
 
-    document = parsed(timeline_json(flown.recording()))
+    document = parsed(timeline_json(recorded.recording()))
 
     (wait,) = of_track(document, QUEUE)
     interval, prefill, decode = of_track(document, SLOTS)
@@ -93,13 +93,13 @@ def test_a_request_is_drawn_where_it_was() -> None:
 
 
 def test_a_running_request_is_open_to_the_end_of_the_recording() -> None:
-    flown = Flown()
-    flown.submit(1, 40, 400)
-    flown.submit(2, 500, 200)
-    flown.submit(3, 500, 200)
+    recorded = RecordedEngine()
+    recorded.submit(1, 40, 400)
+    recorded.submit(2, 500, 200)
+    recorded.submit(3, 500, 200)
     for _ in range(5):
-        flown.step()
-    recording = FlightReader(_copied(flown)).recording()
+        recorded.step()
+    recording = FlightReader(_copied(recorded)).recording()
 
     document = parsed(timeline_json(recording))
 
@@ -116,22 +116,22 @@ def test_a_running_request_is_open_to_the_end_of_the_recording() -> None:
 
 
 def test_preemptions_and_failures_are_marked() -> None:
-    flown = play(Flown(num_steps=4096), 35)
-    flown.finish()
-    document = parsed(timeline_json(flown.recording()))
+    recorded = play(RecordedEngine(num_steps=4096), 35)
+    recorded.finish()
+    document = parsed(timeline_json(recorded.recording()))
 
     marks = of_track(document, SLOTS, "i") + of_track(document, QUEUE, "i")
 
     names = [e["name"] for e in marks]
-    assert names.count("preempted") == len(flown.changes(Preempted)) > 0
+    assert names.count("preempted") == len(recorded.changes(Preempted)) > 0
     assert "EXCEEDS_KV_CACHE" in names
     again = [e for e in of_track(document, QUEUE) if e["args"].get("again")]
     assert len(again) == names.count("preempted")
 
 
 def test_a_step_that_never_ended_is_drawn_with_its_requests() -> None:
-    flown = dying()
-    recording = FlightReader(_copied(flown)).recording()
+    recorded = dying()
+    recording = FlightReader(_copied(recorded)).recording()
 
     document = parsed(timeline_json(recording))
 
@@ -144,22 +144,22 @@ def test_a_step_that_never_ended_is_drawn_with_its_requests() -> None:
     assert "in flight" in "\n".join(summary_lines(recording))
 
 
-def dying() -> Flown:
+def dying() -> RecordedEngine:
     """Return an engine that dies in its fourth step, before which a second request arrived."""
-    flown = Flown()
-    flown.submit(1, 40, 50)
+    recorded = RecordedEngine()
+    recorded.submit(1, 40, 50)
     for _ in range(3):
-        flown.step()
-    flown.submit(9, 70, 5)
+        recorded.step()
+    recorded.submit(9, 70, 5)
 
     def dead() -> None:
         raise ExecutorDied("a driver fault")
 
-    executor: Any = flown.engine.executor
+    executor: Any = recorded.engine.executor
     executor.collect = dead
     with pytest.raises(ExecutorDied):
-        flown.step()
-    return flown
+        recorded.step()
+    return recorded
 
 
 def test_a_residency_that_began_before_the_recording_is_drawn_from_its_start() -> None:
@@ -209,17 +209,17 @@ def test_as_many_lanes_as_are_open_at_once() -> None:
 
 
 def test_the_summary_shows_what_delayed_which_request() -> None:
-    flown = play(Flown(num_steps=4096), 36)
-    flown.finish()
+    recorded = play(RecordedEngine(num_steps=4096), 36)
+    recorded.finish()
 
-    lines = summary_lines(flown.recording())
+    lines = summary_lines(recorded.recording())
 
     text = "\n".join(lines)
     assert "demo on simulated, engine 1" in text
-    assert f"{len(flown.notes):,} (0 to" in text
-    assert f"{sum(flown.num_output.values()):,} out" in text
+    assert f"{len(recorded.notes):,} (0 to" in text
+    assert f"{sum(recorded.num_output.values()):,} out" in text
     assert "BLOCKS" in text
     assert "off by" in text
-    assert f"{len(flown.changes(Preempted))} preemptions" in text
-    last = summary_lines(flown.recording(), num_steps=5)
+    assert f"{len(recorded.changes(Preempted))} preemptions" in text
+    last = summary_lines(recorded.recording(), num_steps=5)
     assert any(line.startswith("steps        5 (") for line in last)

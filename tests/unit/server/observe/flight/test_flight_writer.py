@@ -29,7 +29,7 @@ from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.tenants import engine_request_id
 from support.core import FakeClock, make_spec
-from support.flights import Flown, make_executor, play
+from support.flights import RecordedEngine, make_executor, play
 from support.reports import make_facts
 from support.self_paced import make_self_paced
 
@@ -54,13 +54,13 @@ def test_a_packed_row_is_a_row_of_the_array(row: np.dtype[np.void]) -> None:
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
 def test_every_step_is_written_as_it_was(depth: int, seed: int) -> None:
-    flown = play(Flown(depth=depth), seed)
-    flown.finish()
+    recorded = play(RecordedEngine(depth=depth), seed)
+    recorded.finish()
 
-    steps = flown.recording().steps
+    steps = recorded.recording().steps
 
-    assert len(steps) == len(flown.notes)
-    for row, note, measure in zip(steps, flown.notes, flown.measures, strict=True):
+    assert len(steps) == len(recorded.notes)
+    for row, note, measure in zip(steps, recorded.notes, recorded.measures, strict=True):
         assert row["step"] == note.batch.step
         for name in ("begun_s", "launched_s", "collected_s", "updated_s"):
             assert row[name] == getattr(note, name)
@@ -80,18 +80,18 @@ def test_every_step_is_written_as_it_was(depth: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
 def test_ends_contain_how_much_each_request_generated(depth: int, seed: int) -> None:
-    flown = play(Flown(depth=depth, num_steps=4096), seed)
-    flown.finish()
-    assert flown.changes(Preempted), "the game must preempt"
+    recorded = play(RecordedEngine(depth=depth, num_steps=4096), seed)
+    recorded.finish()
+    assert recorded.changes(Preempted), "the game must preempt"
 
-    events = flown.recording().events
+    events = recorded.recording().events
     ends = events[events["kind"] >= EventKind.FINISHED]
     ends = ends[ends["kind"] <= EventKind.FAILED]
 
-    assert len(ends) == len(flown.ends)
+    assert len(ends) == len(recorded.ends)
     for row in ends:
-        end = flown.ends[int(row["key"])]
-        assert row["count"] == flown.num_output[end.key], end
+        end = recorded.ends[int(row["key"])]
+        assert row["count"] == recorded.num_output[end.key], end
         assert row["reason"] == end.reason
         assert row["kind"] == (EventKind.FAILED if isinstance(end, Failed) else EventKind.FINISHED)
         assert row["at_s"] == end.at_s
@@ -102,40 +102,40 @@ def test_ends_contain_how_much_each_request_generated(depth: int, seed: int) -> 
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
 def test_totals_and_rows_count_the_same(depth: int, seed: int) -> None:
-    flown = play(Flown(depth=depth), seed)
-    flown.finish()
+    recorded = play(RecordedEngine(depth=depth), seed)
+    recorded.finish()
 
-    recording = flown.recording()
+    recording = recorded.recording()
 
     totals, steps = recording.totals, recording.steps
-    assert totals["num_output_tokens"] == sum(flown.num_output.values())
+    assert totals["num_output_tokens"] == sum(recorded.num_output.values())
     assert totals["num_output_tokens"] == steps["num_tokens"].sum()
-    assert totals["num_admitted"] == len(flown.changes(Admitted))
-    assert totals["num_preempted"] == len(flown.changes(Preempted))
-    failed = sum(isinstance(end, Failed) for end in flown.ends.values())
-    assert (totals["num_failed"], totals["num_finished"]) == (failed, len(flown.ends) - failed)
+    assert totals["num_admitted"] == len(recorded.changes(Admitted))
+    assert totals["num_preempted"] == len(recorded.changes(Preempted))
+    failed = sum(isinstance(end, Failed) for end in recorded.ends.values())
+    assert (totals["num_failed"], totals["num_finished"]) == (failed, len(recorded.ends) - failed)
     for name in ("admitted", "preempted"):
         assert steps[f"num_{name}"].sum() == totals[f"num_{name}"]
     assert totals["num_prompt_tokens"] == sum(
         int(row["num_prompt_tokens"])
         for row in recording.requests
-        if flown.num_output[int(row["key"])]
+        if recorded.num_output[int(row["key"])]
     )
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
     """Every gap of every request is counted once, except those with a preemption."""
-    flown = play(Flown(depth=depth), 21)
-    flown.finish()
-    assert flown.changes(Preempted)
+    recorded = play(RecordedEngine(depth=depth), 21)
+    recorded.finish()
+    assert recorded.changes(Preempted)
 
-    steps = flown.recording().steps
+    steps = recorded.recording().steps
 
     last_s: dict[int, float] = {}
-    at_of = {note.updated_s: note.collected_s for note in flown.notes}
+    at_of = {note.updated_s: note.collected_s for note in recorded.notes}
     gaps: dict[float, list[float]] = {at_s: [] for at_s in at_of.values()}
-    for events in flown.reported:
+    for events in recorded.reported:
         for change in events.changes:
             if isinstance(change, Preempted):
                 last_s.pop(change.key, None)
@@ -157,10 +157,10 @@ def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
 def test_events_show_each_residency_with_its_slot(depth: int, seed: int) -> None:
-    flown = play(Flown(depth=depth, num_steps=4096), seed)
-    flown.finish()
+    recorded = play(RecordedEngine(depth=depth, num_steps=4096), seed)
+    recorded.finish()
 
-    recording = flown.recording()
+    recording = recorded.recording()
 
     prompts = {int(row["key"]): int(row["num_prompt_tokens"]) for row in recording.requests}
     # The owner of each slot. A new owner's chunk is written before the release is reported.
@@ -176,24 +176,24 @@ def test_events_show_each_residency_with_its_slot(depth: int, seed: int) -> None
             assert slot >= 0
         elif kind in (EventKind.FIRST_TOKEN, EventKind.PREEMPTED):
             assert slot == slot_of[key] or kind == EventKind.PREEMPTED
-    for key, num_output in flown.num_output.items():
+    for key, num_output in recorded.num_output.items():
         assert num_output == 0 or computed[key] >= prompts[key] - 16 * 20
     total = sum(computed.values())
     assert total == recording.steps["num_prefill_tokens"].sum()
     queued = recording.events[recording.events["kind"] == EventKind.QUEUED]
     # Every output is queued once, except those of requests that were rejected on arrival.
     assert len(np.unique(queued["key"])) == len(queued)
-    never = {key for key, end in flown.ends.items() if isinstance(end, Failed)}
+    never = {key for key, end in recorded.ends.items() if isinstance(end, Failed)}
     assert {int(key) for key in queued["key"]} >= set(prompts) - never
 
 
 def test_a_cached_prefix_is_counted_at_the_first_token() -> None:
-    flown = Flown()
+    recorded = RecordedEngine()
     for key in (1, 2):
-        flown.engine.submit((make_spec(key, range(48), max_tokens=2, block_size=16),))
-        flown.finish()
+        recorded.engine.submit((make_spec(key, range(48), max_tokens=2, block_size=16),))
+        recorded.finish()
 
-    recording = flown.recording()
+    recording = recorded.recording()
 
     admitted = recording.events[recording.events["kind"] == EventKind.ADMITTED]
     assert admitted["count"].tolist() == [0, 32]
@@ -202,10 +202,10 @@ def test_a_cached_prefix_is_counted_at_the_first_token() -> None:
 
 
 def test_no_content_of_a_request_is_in_it() -> None:
-    flown = Flown()
+    recorded = RecordedEngine()
     secret = 0x5EC2E75E
     ids = np.full(40, secret & 0x7FFF, np.int32)
-    flown.engine.submit(
+    recorded.engine.submit(
         (
             RequestSpec(
                 key=1,
@@ -218,10 +218,10 @@ def test_no_content_of_a_request_is_in_it() -> None:
             ),
         )
     )
-    flown.finish()
-    tokens = np.concatenate([events.tokens for events in flown.reported])
+    recorded.finish()
+    tokens = np.concatenate([events.tokens for events in recorded.reported])
 
-    reader = FlightReader(flown.fd)
+    reader = FlightReader(recorded.fd)
     data = reader.copy(1.0)
 
     assert b"canary" not in data
@@ -326,20 +326,20 @@ def test_the_flight_writer_works_together_with_a_recorder(tmp_path: Path) -> Non
 def test_an_error_of_the_flight_recorder_ends_only_the_recording(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flown = Flown()
-    flown.submit(1, 20, 5)
-    flown.step()
+    recorded = RecordedEngine()
+    recorded.submit(1, 20, 5)
+    recorded.step()
 
     def broken(*_: object) -> None:
         raise ValueError("a fault")
 
-    monkeypatch.setattr(flown.writer, "note_iteration", broken)
-    monkeypatch.setattr(flown.writer, "note_launch", broken)
+    monkeypatch.setattr(recorded.writer, "note_iteration", broken)
+    monkeypatch.setattr(recorded.writer, "note_launch", broken)
     with caplog.at_level(logging.ERROR):
-        flown.finish()
+        recorded.finish()
 
-    assert isinstance(flown.ends[1], Completed)
-    assert flown.num_output[1] == 5
+    assert isinstance(recorded.ends[1], Completed)
+    assert recorded.num_output[1] == 5
     # Stated once, not for each step.
     assert len(caplog.records) == 1
 
@@ -348,10 +348,10 @@ ID = "x" * 64  # as much as a row holds
 
 
 def test_a_tenants_request_has_the_id_that_the_tenant_gave_it() -> None:
-    flown = Flown()
-    spec = make_spec(1, arrival_s=flown.clock(), tenant="acme")
-    flown.engine.submit((dataclasses.replace(spec, request_id=engine_request_id("acme", ID)),))
+    recorded = RecordedEngine()
+    spec = make_spec(1, arrival_s=recorded.clock(), tenant="acme")
+    recorded.engine.submit((dataclasses.replace(spec, request_id=engine_request_id("acme", ID)),))
 
-    (row,) = flown.recording().requests
+    (row,) = recorded.recording().requests
 
     assert (bytes(row["request_id"]), bytes(row["tenant"])) == (ID.encode(), b"acme")

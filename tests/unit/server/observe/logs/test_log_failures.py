@@ -50,7 +50,7 @@ def raised(error: BaseException, origin: BaseException | None = None) -> BaseExc
 
 def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple[str, str]]:
     reported = failures_of(error, has_foreign_text=has_foreign_text)
-    return [(failure.kind.rpartition(".")[2], failure.words) for failure in reported]
+    return [(failure.kind.rpartition(".")[2], failure.message) for failure in reported]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penstock.server.observe.logs.limits import (
     BURST,
     LEFT_OUT,
     MAX_PLACES,
-    NoFault,
+    DisconnectErrorFilter,
     RateLimit,
 )
 from support.core import FakeClock
@@ -40,7 +40,7 @@ def passes(name: str, error: Exception | None, *, is_sending: bool = True) -> bo
             (_finish_handler_with_unary_response if is_sending else _handler_of_ours)(error)
         except type(error):
             record.exc_info = sys.exc_info()
-    return NoFault().filter(record)
+    return DisconnectErrorFilter().filter(record)
 
 
 def test_a_response_to_a_client_that_has_gone_is_not_logged() -> None:

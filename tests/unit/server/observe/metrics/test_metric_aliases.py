@@ -12,8 +12,8 @@ from support.reports import heartbeat, outcome, record, steps
 
 def reported() -> ServiceMetrics:
     metrics = ServiceMetrics(model="demo")
-    metrics.take_records([record(ttft_s=0.25), record(ttft_s=0.5, code=13)])
-    metrics.take_heartbeat(
+    metrics.add_records([record(ttft_s=0.25), record(ttft_s=0.5, code=13)])
+    metrics.add_heartbeat(
         heartbeat(
             1,
             outcome(4, finish_reason="STOP"),
@@ -23,7 +23,7 @@ def reported() -> ServiceMetrics:
         )
     )
     row = {"num_running": 5, "num_waiting": 2, "num_used_blocks": 3, "num_free_blocks": 9}
-    metrics.take_steps(1, steps(row), 0)
+    metrics.add_steps(1, steps(row), 0)
     return metrics
 
 

@@ -30,7 +30,7 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from support.guarded import ACME, OPERATOR, Premises
+from support.security_files import ACME, OPERATOR, SecurityFiles
 from support.snapshots import request_view, snapshot
 
 
@@ -51,7 +51,7 @@ def answer(app: MetricsApplication, path: str, authorization: str | None) -> tup
 
 @pytest.fixture
 def app(tmp_path: Path) -> MetricsApplication:
-    authenticator = Premises(tmp_path).tokens().authenticator
+    authenticator = SecurityFiles(tmp_path).tokens().authenticator
     assert authenticator is not None
     return MetricsApplication(
         Exposition(ServiceMetrics(model="m")),

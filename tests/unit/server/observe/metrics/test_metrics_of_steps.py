@@ -31,14 +31,14 @@ def full(engine_load: LoadState | None) -> ServiceMetrics:
     load `engine_load`.
     """
     metrics = ServiceMetrics(model="demo", load=lambda: engine_load)
-    metrics.take_heartbeat(heartbeat())
-    metrics.take_steps(1, steps(FULL), 0)
+    metrics.add_heartbeat(heartbeat())
+    metrics.add_steps(1, steps(FULL), 0)
     return metrics
 
 
 def test_steps_are_taken_by_the_array() -> None:
     metrics = service_metrics()
-    metrics.take_heartbeat(heartbeat())
+    metrics.add_heartbeat(heartbeat())
     rows = steps(
         {"itl_s": 2**-7, "num_itl": 200, "num_tokens": 201, "num_decodes": 200, "num_admitted": 1,
          "num_prefill_tokens": 56, "num_prefill_rows": 2, "predicted_s": 2**-7},
@@ -47,7 +47,7 @@ def test_steps_are_taken_by_the_array() -> None:
          "num_cached_blocks": 20, "num_free_blocks": 10, "waits_for": int(WaitReason.BLOCKS)},
     )  # fmt: skip
 
-    metrics.take_steps(1, rows, 2)
+    metrics.add_steps(1, rows, 2)
 
     samples = read(metrics)
     assert value(samples, "inter_token_latency_seconds_count") == 208
@@ -79,10 +79,10 @@ def test_steps_are_taken_by_the_array() -> None:
 def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
     metrics = service_metrics()
     totals = {"num_output_tokens": 25, "num_admitted": 2, "num_preempted": 0}
-    metrics.take_steps(1, steps({"num_tokens": 5}), 0, totals)
+    metrics.add_steps(1, steps({"num_tokens": 5}), 0, totals)
     totals = {"num_output_tokens": 30, "num_admitted": 2, "num_preempted": 1}
-    metrics.take_steps(1, steps({"num_tokens": 5}), 3, totals)
-    metrics.take_steps(2, steps({"num_tokens": 4}), 0)
+    metrics.add_steps(1, steps({"num_tokens": 5}), 3, totals)
+    metrics.add_steps(2, steps({"num_tokens": 4}), 0)
 
     samples = read(metrics)
     assert value(samples, "generation_tokens_total") == 34
@@ -92,12 +92,12 @@ def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
 
 def test_a_dead_engine_has_no_running_requests() -> None:
     metrics = service_metrics()
-    metrics.take_engine(engine_hello())
-    metrics.take_heartbeat(heartbeat())
+    metrics.set_engine(engine_hello())
+    metrics.add_heartbeat(heartbeat())
     row = {"num_running": 7, "num_waiting": 4, "num_used_blocks": 10, "num_free_blocks": 30}
-    metrics.take_steps(1, steps(row), 0)
-    metrics.take_heartbeat(heartbeat(is_engine_up=False))
-    metrics.take_steps(1, steps({**row, "num_tokens": 6}), 0)  # read after its death
+    metrics.add_steps(1, steps(row), 0)
+    metrics.add_heartbeat(heartbeat(is_engine_up=False))
+    metrics.add_steps(1, steps({**row, "num_tokens": 6}), 0)  # read after its death
 
     samples = read(metrics)
     assert value(samples, "engine_up") == 0
@@ -109,8 +109,8 @@ def test_a_dead_engine_has_no_running_requests() -> None:
     assert value(samples, "max_requests_running") == 8
     assert value(samples, "generation_tokens_total") == 6
 
-    metrics.take_heartbeat(heartbeat(epoch=3))
-    metrics.take_steps(1, steps(row), 0)
+    metrics.add_heartbeat(heartbeat(epoch=3))
+    metrics.add_steps(1, steps(row), 0)
     samples = read(metrics)
     assert value(samples, "engine_up") == 1
     assert value(samples, "engine_restarts_total") == 2
@@ -158,10 +158,10 @@ def test_a_load_is_reported_of_the_engine_that_sent_it() -> None:
 
     of_the_next = read(full(load(epoch=2, num_running=1, num_waiting=1, num_used_blocks=2)))
     metrics = full(load(epoch=1, **busy))
-    metrics.take_heartbeat(heartbeat(epoch=2))
+    metrics.add_heartbeat(heartbeat(epoch=2))
     of_the_last = read(metrics)
     metrics = full(load(epoch=1, **busy))
-    metrics.take_heartbeat(heartbeat(is_engine_up=False))
+    metrics.add_heartbeat(heartbeat(is_engine_up=False))
     of_a_dead_one = read(metrics)
 
     # Nothing is known yet of what the new one keeps or lacks, nor how large it is.
@@ -177,8 +177,8 @@ def test_a_load_is_reported_of_the_engine_that_sent_it() -> None:
 
 def test_an_engine_that_has_taken_no_step_reports_what_it_holds() -> None:
     metrics = ServiceMetrics(model="demo", load=lambda: load(num_waiting=2, num_used_blocks=10))
-    metrics.take_engine(engine_hello())
-    metrics.take_heartbeat(heartbeat())
+    metrics.set_engine(engine_hello())
+    metrics.add_heartbeat(heartbeat())
 
     samples = read(metrics)
 
@@ -190,13 +190,13 @@ def test_an_engine_that_has_taken_no_step_reports_what_it_holds() -> None:
 def test_cut_retentions_are_counted_over_engines() -> None:
     engine_load = load(num_shortened_retentions=2, num_dropped_blocks=40)
     metrics = ServiceMetrics(model="demo", load=lambda: engine_load)
-    metrics.take_heartbeat(heartbeat())
+    metrics.add_heartbeat(heartbeat())
     for _ in range(2):
         samples = read(metrics)
         assert value(samples, "retentions_shortened_total") == 2
         assert value(samples, "retention_blocks_dropped_total") == 40
     engine_load = load(epoch=2, num_shortened_retentions=1, num_dropped_blocks=3)
-    metrics.take_heartbeat(heartbeat(epoch=2))
+    metrics.add_heartbeat(heartbeat(epoch=2))
     samples = read(metrics)
     assert value(samples, "retentions_shortened_total") == 3
     assert value(samples, "retention_blocks_dropped_total") == 43

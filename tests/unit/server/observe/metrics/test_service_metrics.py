@@ -59,7 +59,7 @@ def test_a_record_fills_the_histograms() -> None:
         num_replays=1,
     )
 
-    metrics.take_records([reported, reported])
+    metrics.add_records([reported, reported])
 
     samples = read(metrics)
     for name, seconds in {
@@ -92,7 +92,7 @@ def test_phases_that_a_request_did_not_reach_are_not_observed() -> None:
         Segment(SegmentKind.PREPARE, 100.0, 100.5), code=8, reason="QUEUE_FULL", finish_reasons=()
     )
 
-    metrics.take_records([rejected])
+    metrics.add_records([rejected])
 
     samples = read(metrics)
     for name in ("time_to_first_token", "time_per_output_token", "request_queue", "request_decode"):
@@ -105,7 +105,7 @@ def test_phases_that_a_request_did_not_reach_are_not_observed() -> None:
 def test_time_per_output_token_is_of_one_output() -> None:
     metrics = service_metrics()
 
-    metrics.take_records(
+    metrics.add_records(
         [
             record(
                 end_s=102.0,
@@ -128,21 +128,21 @@ def test_a_client_that_disconnects_is_no_error(
 ) -> None:
     metrics = service_metrics()
 
-    metrics.take_records([record(code=code, finish_reasons=(finish_reason,))])
+    metrics.add_records([record(code=code, finish_reasons=(finish_reason,))])
 
     assert value(read(metrics), "request_duration_seconds_count", outcome=expected) == 1
 
 
 def test_requests_are_counted_by_heartbeats_and_not_by_records() -> None:
     metrics = service_metrics()
-    metrics.take_records([record(sequence=index) for index in range(3)])
-    metrics.take_heartbeat(
+    metrics.add_records([record(sequence=index) for index in range(3)])
+    metrics.add_heartbeat(
         heartbeat(1, outcome(10), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
     )
-    metrics.take_heartbeat(
+    metrics.add_heartbeat(
         heartbeat(1, outcome(11), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
     )
-    metrics.take_heartbeat(heartbeat(2, outcome(5)))
+    metrics.add_heartbeat(heartbeat(2, outcome(5)))
 
     samples = read(metrics)
     ended_well = {"method": GENERATE, "code": "OK", "reason": "none", "finish_reason": "STOP"}
@@ -154,18 +154,18 @@ def test_requests_are_counted_by_heartbeats_and_not_by_records() -> None:
 
 def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     metrics = service_metrics()
-    metrics.take_heartbeat(
+    metrics.add_heartbeat(
         heartbeat(
             1, outcome(4), num_streams=9, num_live=9, num_submitted=13, num_lowered_priorities=3
         )
     )
-    metrics.take_heartbeat(
+    metrics.add_heartbeat(
         heartbeat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True)
     )
     assert value(read(metrics), "draining") == 0  # front 1 continues serving
 
-    metrics.front_gone(1)
-    metrics.front_gone(1)
+    metrics.front_disconnected(1)
+    metrics.front_disconnected(1)
 
     samples = read(metrics)
     assert total(samples, "requests_total") == 10
@@ -179,14 +179,14 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
 
 def test_a_front_that_reconnects_keeps_its_counts() -> None:
     metrics = service_metrics()
-    metrics.take_heartbeat(heartbeat(1, outcome(4), num_streams=9))
-    metrics.take_records([record(sequence=index) for index in range(6)])
-    metrics.front_gone(1)
-    metrics.take_heartbeat(heartbeat(3, outcome(1)))
+    metrics.add_heartbeat(heartbeat(1, outcome(4), num_streams=9))
+    metrics.add_records([record(sequence=index) for index in range(6)])
+    metrics.front_disconnected(1)
+    metrics.add_heartbeat(heartbeat(3, outcome(1)))
 
-    metrics.take_heartbeat(heartbeat(1, outcome(7), num_streams=9))
-    metrics.take_records([record(sequence=7)])
-    metrics.front_gone(1)
+    metrics.add_heartbeat(heartbeat(1, outcome(7), num_streams=9))
+    metrics.add_records([record(sequence=7)])
+    metrics.front_disconnected(1)
 
     samples = read(metrics)
     assert total(samples, "requests_total") == 8
@@ -196,11 +196,11 @@ def test_a_front_that_reconnects_keeps_its_counts() -> None:
 
 def test_the_last_second_of_a_killed_front_is_counted_by_its_records() -> None:
     metrics = service_metrics()
-    metrics.take_heartbeat(heartbeat(1, outcome(2)))
-    metrics.take_records([record(sequence=index) for index in range(5)])
-    metrics.take_records([record(sequence=5, code=13, reason="INTERNAL", finish_reasons=())])
+    metrics.add_heartbeat(heartbeat(1, outcome(2)))
+    metrics.add_records([record(sequence=index) for index in range(5)])
+    metrics.add_records([record(sequence=5, code=13, reason="INTERNAL", finish_reasons=())])
 
-    metrics.front_gone(1)
+    metrics.front_disconnected(1)
 
     samples = read(metrics)
     assert total(samples, "requests_total") == 6
@@ -220,16 +220,16 @@ def test_counters_never_go_down_as_fronts_and_engines_come_and_go() -> None:
         if lives and draw.random() < 0.1:
             gone = draw.choice(list(lives))
             ended += lives.pop(gone)
-            metrics.front_gone(gone)
+            metrics.front_disconnected(gone)
         if draw.random() < 0.05:
             epoch += 1
         for front in lives:
             lives[front] += draw.randrange(5)
             if draw.random() < 0.9:  # heartbeats may be lost; a front's last is not
-                metrics.take_heartbeat(heartbeat(front, outcome(lives[front]), epoch=epoch))
+                metrics.add_heartbeat(heartbeat(front, outcome(lives[front]), epoch=epoch))
         for front, num in lives.items():
-            metrics.take_heartbeat(heartbeat(front, outcome(num), epoch=epoch))
-        metrics.take_steps(epoch, steps({"num_tokens": draw.randrange(9)}), 0)
+            metrics.add_heartbeat(heartbeat(front, outcome(num), epoch=epoch))
+        metrics.add_steps(epoch, steps({"num_tokens": draw.randrange(9)}), 0)
         now = read(metrics)
         for key, old in before.items():
             if key[0].endswith(("_total", "_count", "_sum", "_bucket")):
@@ -240,12 +240,12 @@ def test_counters_never_go_down_as_fronts_and_engines_come_and_go() -> None:
 
 def test_names_chosen_by_clients_create_no_series() -> None:
     metrics = service_metrics(tenants=("atlas", "borealis"))
-    metrics.take_records([record()])
+    metrics.add_records([record()])
     num_before = len(read(metrics))
 
     for index in range(500):
         hostile = f'x{index}"}}\n# TYPE evil counter\nevil 1'
-        metrics.take_records(
+        metrics.add_records(
             [
                 record(
                     model=hostile, tenant=hostile, method=hostile, reason=hostile,
@@ -253,7 +253,7 @@ def test_names_chosen_by_clients_create_no_series() -> None:
                 )
             ]
         )  # fmt: skip
-        metrics.take_heartbeat(
+        metrics.add_heartbeat(
             heartbeat(
                 1,
                 outcome(index, method=hostile, reason=hostile, finish_reason=hostile, code=-index),
@@ -261,7 +261,7 @@ def test_names_chosen_by_clients_create_no_series() -> None:
             )
         )
     many = heartbeat(2, dropped_records={f"reason{index}": 1 for index in range(500)})
-    metrics.take_heartbeat(many)
+    metrics.add_heartbeat(many)
 
     samples = read(metrics)
     assert len(samples) <= num_before + 30
@@ -275,7 +275,7 @@ def test_methods_of_a_gateway_are_listed_if_there_is_one() -> None:
     method = "acme.v1.Gateway/Generate"
     without, with_it = service_metrics(), service_metrics(gateway_methods=(method,))
     for metrics in (without, with_it):
-        metrics.take_heartbeat(heartbeat(1, outcome(2, method=method)))
+        metrics.add_heartbeat(heartbeat(1, outcome(2, method=method)))
 
     found = {"code": "OK", "reason": "none", "finish_reason": "STOP"}
     assert value(read(with_it), "requests_total", method=method, **found) == 2
@@ -292,7 +292,7 @@ def test_tenants_are_reported_only_if_configured() -> None:
     )
 
     for metrics in (without, with_two):
-        metrics.take_records([reported])
+        metrics.add_records([reported])
 
     assert not any("tenant" in name for name in names(read(without)))
     samples = read(with_two)

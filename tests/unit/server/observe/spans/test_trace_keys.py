@@ -38,7 +38,7 @@ def test_every_attribute_is_in_the_table_and_on_its_span() -> None:
             assert places[name] is Place.ROOT
         for child in tree.children:
             for name in child.attributes:
-                allowed = {Place.STAY} if child.name in ("prefill", "decode") else set[Place]()
+                allowed = {Place.RESIDENCY} if child.name in ("prefill", "decode") else set[Place]()
                 assert places[name] in allowed | {Place(child.name)}
 
 

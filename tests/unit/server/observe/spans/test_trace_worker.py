@@ -29,9 +29,9 @@ from penstock.server.observe.spans.span_processor import (
 from penstock.server.observe.spans.span_writer import UnixClock, to_unix_ns
 from penstock.server.observe.spans.variables import (
     check_numbers,
-    forget_blank_numbers,
     max_batch_spans,
     max_queue_spans,
+    unset_blank_numbers,
 )
 from support.patience import PATIENCE_S
 from support.reports import request_record
@@ -121,24 +121,24 @@ def test_a_hanging_trace_worker_is_abandoned() -> None:
 
 def test_queue_slots_admit_no_more_than_their_number() -> None:
     slots = QueueSlots(2)
-    assert slots.enter()
-    assert slots.enter()
+    assert slots.acquire()
+    assert slots.acquire()
     answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(slots.enter()))
+    waiting = threading.Thread(target=lambda: answers.append(slots.acquire()))
     waiting.start()
-    assert slots.leave(1)
+    assert slots.start_export(1)
     waiting.join(PATIENCE_S)
     assert answers == [True]
-    late = threading.Thread(target=lambda: answers.append(slots.enter()))
+    late = threading.Thread(target=lambda: answers.append(slots.acquire()))
     late.start()
     slots.close()
     late.join(PATIENCE_S)
     assert answers == [True, False]
-    assert slots.leave(1)
-    assert slots.arrive(1)
+    assert slots.start_export(1)
+    assert slots.end_export(1)
     assert slots.abandon() == 2
-    assert not slots.leave(1)
-    assert not slots.arrive(1)
+    assert not slots.start_export(1)
+    assert not slots.end_export(1)
 
 
 class Fickle(SpanExporter):
@@ -258,7 +258,7 @@ def test_an_invalid_number_is_reported_with_its_variable(name: str, text: str) -
 def test_a_blank_number_counts_as_unset() -> None:
     environment = {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": " ", "OTEL_BSP_SCHEDULE_DELAY": "5"}
     check_numbers(environment)
-    forget_blank_numbers(environment)
+    unset_blank_numbers(environment)
     assert environment == {"OTEL_BSP_SCHEDULE_DELAY": "5"}
 
 
@@ -266,7 +266,7 @@ def test_counts_of_traces_are_logged_at_the_end(caplog: pytest.LogCaptureFixture
     tracing = start_tracing(
         TracingConfig(is_on=True), model="tiny", environment={"OTEL_TRACES_EXPORTER": "none"}
     )
-    tracing.take_records(records(1, 3))
+    tracing.add_records(records(1, 3))
     with caplog.at_level(logging.INFO, "penstock.server.observe.spans.export"):
         tracing.close(PATIENCE_S)
     assert caplog.messages == ["traces and spans, from start to end: traces_kept 3"]

@@ -1,5 +1,5 @@
-"""Attention of chunks over pages: one launch rotates and writes all tokens, one attends for all
-chunks.
+"""Attention of chunks over pages: one launch rotates and writes all tokens, another computes
+the attention of all chunks.
 
 Contains two kernels. `rotate_and_write` processes one token and one key head per program.
 `chunk_attention` processes a tile of rows (token, query of one key head) per program and iterates
@@ -150,7 +150,7 @@ def chunk_attention(
     tile: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Attend for one tile of a chunk and one key head: `queries`, `out` [tokens, heads * dim].
+    """Compute attention of one chunk tile and key head: `queries`, `out` [tokens, heads * dim].
 
     Program (t, head) processes the tokens of chunk `tile_chunks[t]` from `tile_tokens[t]` on. Chunk
     c has the packed tokens `chunk_firsts[c] .. chunk_firsts[c + 1] - 1`, the first of them at

@@ -73,7 +73,7 @@ def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
 @triton.jit
 def _add_parts(part_sums, part_scales, out_row, first_part, column, is_in, group: tl.constexpr,
                dim: tl.constexpr, splits: tl.constexpr):  # fmt: skip
-    """Combine the partial results of the splits, one query head after another."""
+    """Combine the partial results of the splits into `out_row`, one query head after another."""
     split = tl.arange(0, splits)
     for query in tl.static_range(group):
         part = (first_part + split) * group + query
@@ -100,13 +100,13 @@ def decode_attention(
     dim_width: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys and values of single-token rows to the pages and attend: read qkv
-    [rows, (group + 2) * kv_heads * dim], write out [rows, group * kv_heads * dim].
+    """Write the keys and values of single-token rows to the pages and compute their attention: read
+    qkv [rows, (group + 2) * kv_heads * dim], write out [rows, group * kv_heads * dim].
 
-    `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the scale
-    of scores over ln 2; `window`: number of visible keys of a row. `part_sums`, `part_scales`:
-    memory for the partial results of the splits. `counters` are zero before and after.
-    `has_scales`: page content must be multiplied by `page_scales` [2, kv_heads].
+    `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2`: the scale of
+    scores, divided by ln 2 for exp2; `window`: number of visible keys of a row. `part_sums`,
+    `part_scales`: memory for the partial results of the splits. `counters` are zero before and
+    after. `has_scales`: page content must be multiplied by `page_scales` [2, kv_heads].
     """
     head = tl.program_id(0)
     row = tl.program_id(1)

@@ -1,5 +1,5 @@
-"""Device functions shared by the sampling kernels: order of floats, draws by cumulative weight,
-exact thresholds.
+"""Device functions shared by the sampling kernels: floats as ordered integers, random numbers,
+draws by cumulative weight, and exact thresholds.
 """
 
 import triton

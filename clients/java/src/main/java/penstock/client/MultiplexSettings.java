@@ -9,7 +9,8 @@ import java.time.Duration;
  *     read; at least twice min_chunk_tokens. It limits the memory for a slow reader, and should
  *     exceed the number of tokens generated in one round trip
  * @param maxCallAge time after which new requests use a new call. The old call ends with its last
- *     request, so that no call exceeds the maximum connection age, which is 30 minutes at servers
+ *     request, so that no call exceeds the maximum connection age of the server, by default about
+ *     30 minutes
  * @param maxRequestBytes maximum size of a request. A larger request fails and is not sent, because
  *     it would end the call for all requests. At most the server's ModelLimits.max_message_bytes
  */

@@ -132,8 +132,8 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /**
-   * Ends a request by its id, regardless of the client that submitted it. Returns the state of the
-   * request before the cancellation.
+   * Ends a request of the caller's tenant by its id, regardless of the client that submitted it.
+   * Returns the state of the request before the cancellation.
    */
   public RequestState cancel(String requestId, CallSettings settings) {
     CancelRequest request = CancelRequest.newBuilder().setRequestId(requestId).build();

@@ -47,7 +47,7 @@ audience = "{AUDIENCE}"
 """
 
 
-class Premises:
+class SecurityFiles:
     """The files of a service with authentication: the authorities of servers and clients, the
     server's certificate, the policy and the keys of JSON Web Tokens.
     """
@@ -89,6 +89,6 @@ class Premises:
         return grpc.ssl_channel_credentials(self.authority.ca, *pair)
 
 
-def bearing(token: str) -> tuple[tuple[str, str], ...]:
+def bearer_metadata(token: str) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a call with a token."""
     return (("authorization", f"Bearer {token}"),)

@@ -21,26 +21,28 @@ from penstock.client import (
     StreamBroken,
 )
 from penstock.client.errors import Failure
-from penstock.client.multiplex import Lane, Lanes, multiplex_config
+from penstock.client.multiplex import MultiplexedRequest, MultiplexedRequests, multiplex_config
 from penstock.client.retry import is_transient
 from penstock.client.status import error_from_status
 from support.scripted_server import error_info, retry_info
 
 
-def lanes(**config: Any) -> Lanes:
-    return Lanes(MultiplexConfig(**config), opened_at_s=0.0)
+def requests_of_call(**config: Any) -> MultiplexedRequests:
+    return MultiplexedRequests(MultiplexConfig(**config), opened_at_s=0.0)
 
 
-def submit(calls: Lanes, **options: Any) -> tuple[Lane, pb.MultiplexSubmit]:
+def submit(
+    calls: MultiplexedRequests, **options: Any
+) -> tuple[MultiplexedRequest, pb.MultiplexSubmit]:
     request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="Hi"))
     given: dict[str, Any] = {"timeout_s": None, "traceparent": None, "wake": lambda: None}
-    lane, command = calls.submit(request, **{**given, **options})
-    return lane, command.submit
+    opened, command = calls.submit(request, **{**given, **options})
+    return opened, command.submit
 
 
-def tokens(lane: Lane, sequence: int, num_tokens: int = 1) -> pb.MultiplexResponse:
+def tokens(opened: MultiplexedRequest, sequence: int, num_tokens: int = 1) -> pb.MultiplexResponse:
     event = pb.GenerateResponse(sequence=sequence, tokens=pb.TokenDelta(num_tokens=num_tokens))
-    return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=lane.key, response=event)])
+    return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=opened.key, response=event)])
 
 
 def finished(key: int) -> pb.MultiplexResponse:
@@ -57,7 +59,7 @@ def failed(key: int, code: int, *details: Any) -> pb.MultiplexResponse:
 
 
 def test_keys_are_never_used_twice() -> None:
-    calls = lanes()
+    calls = requests_of_call()
     first, _ = submit(calls)
     calls.leave(first)
 
@@ -68,74 +70,74 @@ def test_keys_are_never_used_twice() -> None:
 def test_credit_equals_the_tokens_taken_and_is_always_renewed(
     chunks: list[int], window: int
 ) -> None:
-    calls = lanes(window_tokens=window)
-    lane, command = submit(calls)
+    calls = requests_of_call(window_tokens=window)
+    opened, command = submit(calls)
     credit = command.num_credit_tokens
     for sequence, chunk in enumerate(chunks):
         size = min(chunk, credit)
         assert size >= 1, "the server may send nothing although all was taken"
         credit -= size
-        calls.receive(tokens(lane, sequence, size))
-        assert lane.take() is not None
-        topped_up = lane.credit()
+        calls.receive(tokens(opened, sequence, size))
+        assert opened.take() is not None
+        topped_up = opened.credit()
         if topped_up is not None:
             credit += topped_up.credit.num_credit_tokens
         assert credit <= window
 
 
 def test_events_before_a_failure_are_delivered() -> None:
-    calls = lanes()
-    lane, _ = submit(calls)
-    calls.receive(tokens(lane, 0))
-    calls.receive(failed(lane.key, 13))
+    calls = requests_of_call()
+    opened, _ = submit(calls)
+    calls.receive(tokens(opened, 0))
+    calls.receive(failed(opened.key, 13))
 
-    assert lane.take() is not None
+    assert opened.take() is not None
     with pytest.raises(Internal):
-        lane.take()
+        opened.take()
     with pytest.raises(Internal):
-        lane.take()
+        opened.take()
 
 
 def test_finished_is_the_end() -> None:
-    calls = lanes()
-    lane, _ = submit(calls)
-    calls.receive(finished(lane.key))
+    calls = requests_of_call()
+    opened, _ = submit(calls)
+    calls.receive(finished(opened.key))
 
     assert calls.num_open == 0
-    assert lane.take() is not None
-    assert lane.credit() is None
+    assert opened.take() is not None
+    assert opened.credit() is None
     with pytest.raises(EOFError):
-        lane.take()
+        opened.take()
 
 
 def test_an_abandoned_request_may_end_once() -> None:
-    calls = lanes()
-    lane, _ = submit(calls)
-    command = calls.leave(lane)
+    calls = requests_of_call()
+    opened, _ = submit(calls)
+    command = calls.leave(opened)
 
     assert command is not None
-    assert command.cancel.key == lane.key
-    assert calls.leave(lane) is None
-    calls.receive(tokens(lane, 0))
-    calls.receive(finished(lane.key))
-    with pytest.raises(StreamBroken, match=f"request {lane.key}"):
-        calls.receive(finished(lane.key))
+    assert command.cancel.key == opened.key
+    assert calls.leave(opened) is None
+    calls.receive(tokens(opened, 0))
+    calls.receive(finished(opened.key))
+    with pytest.raises(StreamBroken, match=f"request {opened.key}"):
+        calls.receive(finished(opened.key))
 
 
 def test_the_reader_of_an_abandoned_request_gets_an_error() -> None:
-    calls = lanes()
+    calls = requests_of_call()
     woken: list[bool] = []
-    lane, _ = submit(calls, wake=lambda: woken.append(True))
-    calls.receive(tokens(lane, 0))
-    calls.leave(lane)
+    opened, _ = submit(calls, wake=lambda: woken.append(True))
+    calls.receive(tokens(opened, 0))
+    calls.leave(opened)
 
     assert woken == [True, True]
     with pytest.raises(CallCancelled):
-        lane.take()
+        opened.take()
 
 
 def test_an_end_of_the_call_is_reported_with_each_request_id() -> None:
-    calls = lanes()
+    calls = requests_of_call()
     named, _ = submit(calls)
     unnamed, _ = submit(calls)
     accepted = pb.GenerateResponse(accepted=pb.RequestAccepted(request_id="r-9"))
@@ -146,30 +148,30 @@ def test_an_end_of_the_call_is_reported_with_each_request_id() -> None:
 
     calls.end(QueueFull(Failure(code=grpc.StatusCode.RESOURCE_EXHAUSTED, message="full")))
 
-    for lane, request_id in ((named, "r-9"), (unnamed, "")):
+    for opened, request_id in ((named, "r-9"), (unnamed, "")):
         with pytest.raises(QueueFull) as caught:
-            lane.take()
+            opened.take()
         assert caught.value.request_id == request_id
     assert not calls.can_submit(0.0)
 
 
 def test_events_of_unknown_type_are_skipped() -> None:
-    calls = lanes()
-    lane, _ = submit(calls)
+    calls = requests_of_call()
+    opened, _ = submit(calls)
 
-    calls.receive(pb.MultiplexResponse(events=[pb.MultiplexEvent(key=lane.key)]))
+    calls.receive(pb.MultiplexResponse(events=[pb.MultiplexEvent(key=opened.key)]))
 
-    assert lane.take() is None
+    assert opened.take() is None
     assert calls.num_open == 1
 
 
 def test_age_and_draining_close_a_call_for_new_requests() -> None:
-    calls = lanes(max_call_age_s=10.0)
+    calls = requests_of_call(max_call_age_s=10.0)
     assert calls.can_submit(9.9)
     assert not calls.can_submit(10.0)
-    lane, _ = submit(calls)
+    opened, _ = submit(calls)
 
-    calls.receive(failed(lane.key, 14, error_info("DRAINING")))
+    calls.receive(failed(opened.key, 14, error_info("DRAINING")))
 
     assert not calls.can_submit(0.0)
     assert not calls.has_ended
@@ -193,7 +195,9 @@ def test_the_earlier_deadline_counts(
         request.scheduling.total_timeout.seconds = own_s
     before = request.SerializeToString()
 
-    _, command = lanes().submit(request, timeout_s=timeout_s, traceparent=None, wake=lambda: None)
+    _, command = requests_of_call().submit(
+        request, timeout_s=timeout_s, traceparent=None, wake=lambda: None
+    )
 
     assert command.submit.generation.scheduling.total_timeout.ToNanoseconds() == sent_ns
     assert request.SerializeToString() == before, "the next attempt has another deadline"
@@ -248,7 +252,7 @@ def test_a_message_beyond_the_limit_of_the_channel_is_too_large() -> None:
 
 
 def test_a_request_that_is_too_large_opens_no_lane() -> None:
-    calls = lanes(max_request_bytes=100)
+    calls = requests_of_call(max_request_bytes=100)
     kept, _ = submit(calls)
     request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="x" * 100))
 
@@ -261,7 +265,7 @@ def test_a_request_that_is_too_large_opens_no_lane() -> None:
 
 
 def test_no_request_is_submitted_on_a_stopped_call() -> None:
-    calls = lanes()
+    calls = requests_of_call()
     assert calls.can_submit(0.0)
 
     calls.stop()

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.client import TokenRecord, TopLogprob
-from penstock.tools.verify.steering import first_unlikely
+from penstock.tools.verify.sampling_effects import first_unlikely
 
 GREEDY = [5, 6, 7]
 
