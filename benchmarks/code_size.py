@@ -30,7 +30,7 @@ from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from penstock.server.link.wire import FrameBuffer
+from penstock.server.ipc.wire import FrameBuffer
 from penstock.server.observe.frames import ObserverFrame, decode, encode
 from support.patience import PATIENCE_S
 
