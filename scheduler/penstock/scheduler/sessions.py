@@ -132,7 +132,7 @@ class Sessions:
             freed += self._expire_oldest()
         return freed
 
-    def lose(self, block: int) -> None:
+    def remove_block(self, block: int) -> None:
         """Remove a block from all sessions, because its content is lost."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]

@@ -49,7 +49,7 @@ class UseHistory:
             if uses[block] < MAX_USES:
                 uses[block] += 1
 
-    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
+    def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
         """Register the digests of new blocks; return the parts that had been evicted, whose use
         counts are restored plus one.
         """
@@ -79,7 +79,7 @@ class UseHistory:
         while len(remembered) > self._max_num_remembered:
             remembered.popitem(last=False)
 
-    def lose(self, blocks: Sequence[int]) -> None:
+    def unregister(self, blocks: Sequence[int]) -> None:
         """Discard the use counts and digests of `blocks`, whose content is invalid."""
         for block in blocks:
             self._digest_of.pop(block, None)
