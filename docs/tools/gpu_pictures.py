@@ -39,8 +39,8 @@ class Shape:
     head_dim: int
 
     def work(self, num_rows: int) -> tuple[float, float]:
-        """Return the floating-point operations and bytes of a bfloat16 decode step of `num_rows`
-        rows.
+        """Return the number of floating-point operations, and of bytes read, of a bfloat16 decode
+        step with `num_rows` rows of CONTEXT tokens each.
         """
         of_attention = 4 * self.num_heads * self.head_dim * self.num_layers * CONTEXT
         of_keys = 2 * self.num_kv_heads * self.head_dim * self.num_layers * CONTEXT
@@ -71,7 +71,7 @@ KINDS: Sequence[tuple[str, str, tuple[str, ...]]] = (
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Return a kernel's kind and colour."""
+    """Return the kind of the kernel `name`, and the colour of that kind in the pictures."""
     lower = name.lower()
     return next(
         (kind, colour) for kind, colour, parts in KINDS if any(part in lower for part in parts)

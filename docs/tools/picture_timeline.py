@@ -37,7 +37,7 @@ _NO_STEP = "never returned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A slice of a track; seconds since the start of the recording."""
+    """A slice of a track of the trace; times are seconds since the start of the recording."""
 
     track: tuple[int, int]
     name: str

@@ -117,7 +117,7 @@ class Screen:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The visible lines: the last rows."""
+        """The visible lines: the last ones that fit on the screen, without trailing spaces."""
         return tuple(line.rstrip() for line in self._lines[-self._rows :])
 
     def _control(self, numbers: str | None, kind: str | None) -> None:

@@ -180,7 +180,7 @@ async def test_an_internal_error_fails_only_its_request(
 
         broken_output = stream.served.server.front.table.output(first)
         assert broken_output is not None
-        monkeypatch.setattr(type(broken_output.request.phases), "admit", broken)
+        monkeypatch.setattr(type(broken_output.request.phases), "note_admitted", broken)
         stream.served.port.admit(first)
         await stream.record(C.INTERNAL, "INTERNAL")
         monkeypatch.undo()

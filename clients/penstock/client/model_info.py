@@ -122,7 +122,8 @@ class KeepalivePolicy:
         min_client_ping_interval_s: The server disconnects clients that ping more often than this.
         server_ping_interval_s: Interval at which the server pings idle connections.
         server_ping_timeout_s: The connection ends if a ping is not acknowledged within this time.
-        max_connection_age_s: Age at which the server asks the client to open another connection.
+        max_connection_age_s: Age at which the server sends GOAWAY: new calls then need another
+            connection.
         max_connection_age_grace_s: How long open calls may continue after that.
     """
 

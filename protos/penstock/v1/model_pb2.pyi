@@ -241,7 +241,9 @@ class ModelLimits(google.protobuf.message.Message):
     max_pending_requests: builtins.int
     """Requests waiting in the queue of this model."""
     max_pending_tokens: builtins.int
-    """Prompt tokens waiting in the queue of this model."""
+    """Limit of the prompt tokens that wait in the queue of this model, with the tokens that preempted
+    requests generated.
+    """
     @property
     def max_resume_timeout(self) -> google.protobuf.duration_pb2.Duration:
         """Maximum of GenerateRequest.resume_timeout. Zero: requests cannot be resumed."""

@@ -54,7 +54,7 @@ class AdmissionBlocks:
         return self._cache.blocks_for(self.num_tokens(request))
 
     def num_taken(self, request: Request, matched: Sequence[int]) -> int:
-        """Return the part of `num_left` that an admission takes, in blocks.
+        """Return how many of the `num_left` blocks an admission takes.
 
         These are the blocks that the request holds, except those in `matched` that running requests
         already use. For a self-paced executor (see `ExecutorInfo`) with GUARANTEED_NO_EVICT there

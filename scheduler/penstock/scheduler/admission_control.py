@@ -53,7 +53,8 @@ class AdmissionControl:
     def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
         """Return the queue estimate for one request, given its outputs in order.
 
-        If the request is not admitted, the estimate contains the rejection.
+        If the request is not admitted, the estimate contains the rejection. Sets `is_trial` and
+        `is_new` of the outputs.
         """
         leader = requests[0]
         reason = self._validate([request.spec for request in requests])

@@ -14,7 +14,9 @@ DIGEST_BYTES = 16
 
 
 def chain_root(salt: bytes) -> bytes:
-    """Return the first digest of a chain for a salt (a tenant's salt or a cache salt)."""
+    """Return the digest of a salt (of a tenant or a cache), which the first block of a chain is
+    chained to.
+    """
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
 
 

@@ -201,7 +201,9 @@ class BlockPool:
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """How many retentions were shortened, and how many blocks lost theirs."""
+        """How many retentions were shortened, and how many blocks lost theirs because of the
+        budget.
+        """
         return self._claims.cuts
 
     def level(self, block: int) -> int | None:
@@ -279,8 +281,8 @@ class BlockPool:
             yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
     def total_faults(self) -> Faults:
-        """Check the totals and the ordered structures in small parts; yield each part's fault, or
-        an empty string.
+        """Check the totals, the cached blocks, the claims and the sessions in small parts; yield
+        each part's fault, or an empty string.
         """
         is_used = self.ref_counts > 0
         num_named = int(np.count_nonzero(self._is_hashed))

@@ -151,7 +151,7 @@ class CacheIndex:
         return watch
 
     def unwatch(self, watch: CacheWatch) -> None:
-        """End a watch."""
+        """End a watch, so that it receives no more changes."""
         chain = self._chains[watch.salt]
         chain.watches.remove(watch)
         self._drop_if_unused(chain)

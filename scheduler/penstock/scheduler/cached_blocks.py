@@ -17,7 +17,7 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 
 
 class EvictionOrder(Protocol):
-    """The cached blocks of one level.
+    """The cached blocks of one level, in order of eviction.
 
     `num_turns`: how many blocks of the pool have become cached so far, at all levels. It is the
     logical clock: the turn of a block is this count when it became cached. The `note_` methods are
@@ -206,7 +206,7 @@ class CachedBlocks:
         return len(self._level_of)
 
     def level(self, block: int) -> int:
-        """Return the level of a cached block."""
+        """Return the level of a cached block; the default level for any other block."""
         return self._level_of.get(block, DEFAULT_LEVEL)
 
     def extend(self, blocks: Sequence[int], level: int = DEFAULT_LEVEL) -> None:

@@ -484,8 +484,8 @@ class CompletionPredictor:
 
 
 def bounds_of(request: Request) -> OutputBounds:
-    """Return the bounds of the output of a waiting or new request, with the tokens generated before
-    a preemption or replay.
+    """Return the bounds of the output of a waiting or new request; `num_known`: the tokens that it
+    generated before a preemption or replay.
     """
     spec = request.spec
     return OutputBounds(

@@ -99,7 +99,10 @@ class SchedulerConfig:
     )
     max_num_waiting: int = setting(1024, "queue", "maximum number of waiting requests", at_least=1)
     max_num_waiting_tokens: int = setting(
-        4_194_304, "queue", "maximum prompt tokens of all waiting requests together", at_least=1
+        4_194_304,
+        "queue",
+        "maximum prompt tokens of all waiting requests, with the output of preempted ones",
+        at_least=1,
     )
     max_num_waiting_per_tenant: int | None = setting(
         None, "tenants", "maximum waiting requests of one tenant", at_least=1, shown="no limit"

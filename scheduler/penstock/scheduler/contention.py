@@ -3,11 +3,11 @@
 Computes both as sums, which are the input of forecast.py.
 
 A request of a tenant under its share (fair_share.py) goes before the other requests of its class.
-Ahead of it are only higher classes, earlier requests of the same tenant, and prompts in progress of
-tenants under their share. If running requests can be preempted for it (victims.py), it waits for no
-slot and no blocks. The tenant must still be under its share with all of its requests ahead
-included. Without this special case the request would be rejected because of a queue that it
-overtakes.
+Only requests of higher classes, earlier requests of the same tenant, and prompts in progress of
+tenants under their share are ahead of it. If running requests can be preempted for it (victims.py),
+it waits neither for a slot nor for blocks. The tenant must still be under its share with all of its
+requests ahead included. Without this special case the request would be rejected because of a queue
+that it overtakes.
 """
 
 import math

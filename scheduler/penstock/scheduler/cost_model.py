@@ -169,8 +169,8 @@ UNKNOWN_ERROR = StepError(p90=math.inf)
 class RecentErrors:
     """Relative errors of recent steps of one kind (with prefill or without).
 
-    `is_good`: whether the median magnitude is at most `max_error`; once it was larger, at most 0.8
-    `max_error`. `last_step`: the number of the last recorded step.
+    `is_good`: whether the median magnitude is at most `max_error`; when it was larger, it must
+    first fall to 0.8 `max_error`. `last_step`: the number of the last recorded step.
     """
 
     __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "last_step", "num_seen")

@@ -143,7 +143,9 @@ class DeadlinePredictor:
             request.recheck_s = min(spec.time_limit_s, self._latest_admission_s(request, matched))
 
     def forget(self, request: Request) -> None:
-        """Remove a request that has ended; a no-op if it is unknown."""
+        """Remove a request that has ended from the index of live prefixes; a no-op if it is not in
+        it.
+        """
         self._prefixes.remove(request)
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
@@ -275,8 +277,8 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Return, by slot, the TTFT deadlines of prompts in progress that need the whole prefill
-        budget from now on to be in time.
+        """Return, by slot, the TTFT deadlines (engine clock, seconds) of prompts in progress that
+        need the whole prefill budget from now on to be in time.
 
         If several long prompts share every step, all of them may be late; computed one after the
         other, some are in time.

@@ -120,8 +120,8 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """The executor found prompt tokens in its own cache. Their number replaces the scheduler's
-    prediction.
+    """The executor found prompt tokens in its own cache. `num_cached_tokens` replaces that of
+    `Admitted`, which was a prediction.
     """
 
     key: int
@@ -201,7 +201,7 @@ class StepEvents:
 
     @property
     def is_empty(self) -> bool:
-        """True when there are no events."""
+        """Whether there are no events."""
         return not (len(self.keys) or self.changes or self.ends or self.prompt_logprobs)
 
 

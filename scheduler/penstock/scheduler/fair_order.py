@@ -184,8 +184,8 @@ class FairOrder:
         return is_aged
 
     def oldest_of_tenant(self, request: Request) -> Request | None:
-        """Return the earliest arrival among the waiting requests of the same tenant and class,
-        itself included; None if no other tenant waits in that class.
+        """Return the request that arrived first among the waiting requests of the same tenant and
+        class, including this request; None if no other tenant waits in that class.
         """
         if self._num_queues[-request.spec.priority] < 2:
             return None

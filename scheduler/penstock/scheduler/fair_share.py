@@ -71,7 +71,7 @@ class FairShare:
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_under_share(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return `is_under_share` for each entry of `tenants` [m]."""
+        """Return which of `tenants` int32 [m], tenant indices, are under their share, bool [m]."""
         is_under: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return is_under
 

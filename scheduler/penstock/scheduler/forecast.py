@@ -92,7 +92,7 @@ class QueuedAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demand of one request, input of a forecast.
+    """The resources that one request needs, as input of a forecast.
 
     Raises ValueError naming the invalid field.
 

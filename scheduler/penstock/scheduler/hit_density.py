@@ -4,14 +4,14 @@ The value of a block depends on its class and age and is learned from earlier bl
 `HitDensityOrder` evicts blocks with the lowest value first. The class of a block is its number of
 uses (use_history.py).
 
-**Value.** The highest rate of hits per turn (one released block, see cached_blocks.py) that a kept
-block can have: the maximum, over all ages e up to which it may be kept, of the expected hits until
-e divided by the expected number of turns in the cache until then. This is the Gittins index of a
-job that may be abandoned (Gittins, 1979); hit density as the eviction measure is from LHD
-(Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the cache, while this
-maximizes over the stopping age. The value of a class is at least that of a lower class at the same
-age: blocks used more often are the head of those used less often, which cannot be found without
-their head. Counts are integers, so the same history gives the same values on every machine.
+**Value.** The highest rate of hits per turn (one block that becomes cached, see cached_blocks.py)
+that a kept block can have: the maximum, over all ages e up to which it may be kept, of the expected
+hits until e divided by the expected number of turns in the cache until then. This is the Gittins
+index of a job that may be abandoned (Gittins, 1979); hit density as the eviction measure is from
+LHD (Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the cache, while
+this maximizes over the stopping age. The value of a class is at least that of a lower class at the
+same age: blocks used more often are the head of those used less often, which cannot be found
+without their head. Counts are integers, so the same history gives the same values on every machine.
 
 **Order.** The blocks of one class that one request releases form a segment: they have the same age
 and are evicted from the tail, because the rest of a prefix cannot be found without its head. A
@@ -40,7 +40,7 @@ _FIRST_EDGE = 16
 
 
 def bin_of(age: int) -> int:
-    """Return the bin of an age in turns."""
+    """Return the number of the bin, from 0 to NUM_BINS - 1, for an age in turns."""
     if age < _FIRST_EDGE:
         return 0
     octave = age.bit_length()
@@ -227,7 +227,7 @@ class HitDensityOrder:
         """Record that blocks outside this order (used, or of another level) were evicted or have
         invalid content.
         """
-        self._history.unregister(blocks)
+        self._history.discard(blocks)
 
     def _append(self, blocks: Sequence[int], kind: int) -> None:
         """Append a segment of class `kind`; `blocks`: the last of their chain first."""

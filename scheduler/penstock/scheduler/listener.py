@@ -157,7 +157,9 @@ class StepWatch:
         )
 
     def iteration_ended(self, events: StepEvents) -> None:
-        """Report that an iteration of the engine loop has ended."""
+        """Pass the events of an iteration of the engine loop, and the record of the step that was
+        collected in it (if any), to the listener.
+        """
         note, self._note = self._note, None
         self._listener.note_iteration(events, note)
 

@@ -228,7 +228,7 @@ class OutputLengths:
     def observe(
         self, num_tokens: int, *, is_cut: bool = False, tenant: str = "", max_tokens: int = 0
     ) -> None:
-        """Record a request that ended after `num_tokens`; `is_cut`: it was truncated.
+        """Record a request that ended after `num_tokens` output tokens; `is_cut`: it was truncated.
 
         `max_tokens`: the limit of its output.
         """
@@ -363,8 +363,8 @@ class Exploration:
         return True
 
     def takes_unlikely(self, tenant: str) -> bool:
-        """Count a request that would be rejected by the learned lengths; return whether to admit it
-        all the same, as every `_EVERY`th of a tenant.
+        """Count a request that the learned lengths would reject; return whether to admit it
+        nevertheless: True for every `_EVERY`th such request of a tenant.
         """
         account = self._account_of(tenant)
         account.num_unlikely += 1

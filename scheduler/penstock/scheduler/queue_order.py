@@ -35,8 +35,8 @@ class QueueOrder(Protocol):
         ...
 
     def oldest_of_tenant(self, request: Request) -> Request | None:
-        """Return the earliest arrival among the waiting requests of the same class and tenant,
-        including this request.
+        """Return the request that arrived first among the waiting requests of the same class and
+        tenant, including this request.
 
         None if no other tenant waits in that class, or if the order does not alternate between
         tenants.

@@ -251,7 +251,7 @@ class QuotaAccounts:
             self._tokens_full_s[row] -= spec.num_prompt_tokens * float(self._token_s[row])
 
     def release(self, tenant: str) -> None:
-        """Record that one output of an admitted request has ended."""
+        """Record that one output of a live request has ended."""
         row = self._row_of[tenant]
         self._num_live[row] -= 1
         if not self._num_live[row]:

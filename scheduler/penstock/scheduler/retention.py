@@ -211,7 +211,8 @@ class BlockClaims:
 
 
 class EngineRetention:
-    """Counts retained blocks of an executor with its own cache against the budget.
+    """Keeps the retention of an executor with its own cache within the budget, by counting retained
+    blocks.
 
     Turns of a session, and prompts with a common prefix, share blocks. A shared block counts once,
     for the tenant that claimed it first.

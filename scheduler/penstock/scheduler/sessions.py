@@ -16,7 +16,7 @@ nothing: admission counts its blocks as available.
 - While the sessions of one tenant hold more than `max_num_of_tenant`, its oldest expires: otherwise
   a tenant with a new session per request would take the whole cache. Shared blocks count for each
   session. The tenant without a name has no bound, because it is the only tenant.
-- A block that is evicted is lost to its sessions; a session without blocks is dropped.
+- A block that is evicted is removed from its sessions; a session without blocks is dropped.
 
 There are never more sessions than held blocks, so their number is bounded by the pool.
 """
@@ -133,7 +133,7 @@ class Sessions:
         return freed
 
     def remove_block(self, block: int) -> None:
-        """Remove a block from all sessions, because its content is lost."""
+        """Remove a block from all sessions, because it was evicted or its content is invalid."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]
             self._num_of[session.key[0]] -= 1

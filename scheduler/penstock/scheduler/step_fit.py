@@ -315,7 +315,9 @@ class StepFit:
         insort(self._sorted_recent, residual)
 
     def _rescale(self, factor: float) -> None:
-        """Rescale all coefficients when most recent steps show a different machine speed."""
+        """Multiply all coefficients by `factor`, the change of the machine's speed; reduce the
+        information and restart the windows of residuals.
+        """
         self._coefficients = [
             min(coefficient * factor, MAX_COST_S) for coefficient in self._coefficients
         ]

@@ -51,7 +51,7 @@ class UseHistory:
 
     def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
         """Register the digests of new blocks; return the parts that had been evicted, whose use
-        counts are restored plus one.
+        counts are restored and incremented.
         """
         self._digest_of.update(zip(blocks, digests, strict=True))
         if self._remembered.keys().isdisjoint(digests):
@@ -79,7 +79,7 @@ class UseHistory:
         while len(remembered) > self._max_num_remembered:
             remembered.popitem(last=False)
 
-    def unregister(self, blocks: Sequence[int]) -> None:
+    def discard(self, blocks: Sequence[int]) -> None:
         """Discard the use counts and digests of `blocks`, whose content is invalid."""
         for block in blocks:
             self._digest_of.pop(block, None)

@@ -24,7 +24,7 @@ from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class WaitingQueue:
-    """The queue. `num_tokens`: tokens of its requests, cached ones included.
+    """The PENDING requests. `num_tokens`: their tokens, cached ones included.
 
     `version` changes whenever a request enters `order` or leaves the queue. `order`: the order of
     requests that may be admitted.

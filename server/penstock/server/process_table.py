@@ -36,7 +36,7 @@ class ProcessEntry:
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """The CPU time that a process has used so far, in seconds, and its resident memory."""
+    """The CPU time that a process has used so far, in seconds, and its resident memory in bytes."""
 
     cpu_s: float
     resident_bytes: int

@@ -54,7 +54,7 @@ def engine_request_id(tenant: str, request_id: str) -> str:
     return f"{tenant}{_SEPARATOR}{request_id}" if tenant else request_id
 
 
-def own_request_id(tenant: str, engine_id: str) -> str:
+def client_request_id(tenant: str, engine_id: str) -> str:
     """Return the id that the client chose, given the engine's id of the request."""
     return engine_id.removeprefix(engine_request_id(tenant, ""))
 

@@ -1,4 +1,4 @@
-"""Streams of KV cache events for gateways, which route requests to workers that have their prefix.
+"""Streams of KV cache events, by which gateways route a request to a worker with its prefix cached.
 
 Serves one stream per subscriber: checks the right to subscribe, chooses the blocks, and disconnects
 a subscriber that does not read. A stream contains only the blocks that requests of its caller may

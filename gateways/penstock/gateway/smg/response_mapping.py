@@ -36,7 +36,9 @@ class _Head:
         self._has_run = False
 
     def receive(self, event: events.StreamEvent) -> None:
-        """Store the values of an event without output tokens. Other events are ignored."""
+        """Store the token counts or log-probabilities of the prompt that an event contains. Other
+        events are ignored.
+        """
         match event:
             case events.Accepted():
                 self.num_prompt_tokens = event.num_prompt_tokens

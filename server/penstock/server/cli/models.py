@@ -1,4 +1,4 @@
-"""`penstock models`: the served models and their limits."""
+"""`penstock models`: lists the served models and their limits."""
 
 import argparse
 from typing import TYPE_CHECKING

@@ -288,7 +288,7 @@ class Dispatcher:
             return True
         self._drop(stream)
         self._cancel_first(len(self._to_cancel))
-        self.kept.forget(stream)
+        self.kept.remove(stream)
         return False
 
     def _cancel_named(self, request_id: str) -> RequestState | None:
@@ -354,7 +354,7 @@ class Dispatcher:
         if is_new:
             if not stream.live:
                 self._drop(stream)
-                self.kept.forget(stream)
+                self.kept.remove(stream)
             return True
         if not self._stays_at_other_front(front_id, stream, is_read=is_read):
             return True

@@ -2,13 +2,14 @@
 
 Records which front (gRPC server process) has which stream, and limits the number and size of all
 streams. A stream without a reader is kept until its resume timeout expires. When a limit is
-exceeded, streams without a reader are dropped, and their requests are cancelled if they still run:
-first those of the tenant with the most bytes or the most such streams, and of these the one without
-a reader for the longest time. If a tenant has no such stream, its largest stream loses its events.
-A stream must fit into one frame, because a front receives it in one frame when it attaches. A
-stream is stored as the events of its steps, with consecutive tokens merged; a front that attaches
-it processes them like other events. Uses no sockets and does not call the engine; times are seconds
-on the engine's clock.
+exceeded, streams without a reader are dropped, and their requests are cancelled if they still run.
+They are dropped from the tenant with the most such streams (limit of the number) or with the most
+bytes (limit of the size), starting with the stream that has been without a reader for the longest
+time. If the tenant with the most bytes has no such stream, the events of its largest stream are
+dropped. A stream must fit into one frame, because a front receives it in one frame when it
+attaches. A stream is stored as the events of its steps, with consecutive tokens merged; a front
+that attaches it processes them like other events. Uses no sockets and does not call the engine;
+times are seconds on the engine's clock.
 """
 
 import operator
@@ -58,6 +59,8 @@ class KeptStream:
     """The stream of one request, kept so that its client can resume it.
 
     Attributes:
+        name: The engine's id of the request.
+        num_bytes: The estimated memory that the stream uses, in bytes.
         keys: Keys of its outputs, by output index.
         live: Keys of the outputs that have not ended.
         front_id: The front that has the stream, or NO_FRONT.
@@ -271,7 +274,8 @@ class KeptStreams:
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
-        """Return the stream of this request, or None if it is not kept."""
+        """Return the stream of the request with the engine's id `name`, or None if it is not
+        kept."""
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
@@ -293,7 +297,7 @@ class KeptStreams:
             self._mark_unread(stream)
         self._grew(stream)
 
-    def forget(self, stream: KeptStream) -> None:
+    def remove(self, stream: KeptStream) -> None:
         """Remove the stream. Does nothing if it was removed already."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
@@ -355,7 +359,7 @@ class KeptStreams:
             if self._streams.get(stream.name) is not stream:
                 continue  # It was dropped because another stream exceeded the limits.
             if stream.has_failed and not stream.live and not stream.was_accepted:
-                self.forget(stream)
+                self.remove(stream)
             else:
                 self._grew(stream)
 
@@ -432,4 +436,4 @@ class KeptStreams:
 
     def _drop(self, stream: KeptStream) -> None:
         self._on_drop(stream)
-        self.forget(stream)
+        self.remove(stream)

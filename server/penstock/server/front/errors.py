@@ -119,7 +119,8 @@ def request_error(reason: ErrorReason, message: str = "", **metadata: str) -> Re
 def invalid_field(
     path: str, description: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT, **metadata: str
 ) -> RequestError:
-    """Return the error for one invalid field."""
+    """Return the error for the invalid field at `path`. `description` and `path`: see
+    `FieldViolation`."""
     violation = FieldViolation(path=path, description=description)
     return RequestError(Failure(reason=reason, metadata=metadata, violations=(violation,)))
 

@@ -64,7 +64,7 @@ class EventRouter:
         self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
-        """Handle the events of one step, which this front received at `now_s`.
+        """Apply the events of one step, which this front received at `now_s`, to their requests.
 
         If `is_history`, these are earlier events of a request that is being attached; its reader
         has not started yet, and `newest_place` stays unchanged.
@@ -243,8 +243,11 @@ class CloseLog:
         self._num_unreported: int = 0
 
     def report(self, now_s: float, reader: str, why: str, extra: dict[str, str]) -> None:
-        """Report a disconnected reader. `now_s` is monotonic time in seconds and must not
-        decrease."""
+        """Log a disconnected reader: as a warning, or within `LOG_INTERVAL_S` of the last warning
+        at debug level.
+
+        `now_s` is monotonic time in seconds and must not decrease.
+        """
         if now_s < self._last_s + LOG_INTERVAL_S:
             self._num_unreported += 1
             self._logger.debug("%s: stalled reader disconnected: %s", reader, why, extra=extra)

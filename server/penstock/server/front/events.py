@@ -140,7 +140,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """All outputs have finished."""
+    """The last event of a stream: all outputs have ended."""
 
     outputs: tuple[OutputEnd, ...]
     usage: Usage

@@ -541,7 +541,8 @@ class Front:
             self.results.add(result)
 
     def _note_sent(self, request: LiveRequest) -> None:
-        """Count the outputs of a submitted request as waiting in the engine's queue."""
+        """Set `is_at_engine` of a submitted request, and count its outputs as waiting in the
+        engine's queue."""
         request.is_at_engine = True
         num_queued = request.num_queued
         self.admission.note_sent(num_queued, num_queued * request.num_prompt_tokens)

@@ -76,7 +76,7 @@ class Limits:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum length of a prompt that also fits into the cache."""
+        """Maximum length of a prompt that the model, its executor and the KV cache accept."""
         return self._bounded_prompt(self.max_total_tokens - 1)
 
     @property

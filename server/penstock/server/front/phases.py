@@ -118,8 +118,8 @@ class PhaseClock:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
     def add_details(self, *, wait: Wait | None = None, residency: Residency | None = None) -> None:
-        """Add the engine's details of the latest queue wait, unless it has some, and of the latest
-        time in the running batch. None adds nothing."""
+        """Add `wait`, the engine's details of the latest queue wait, unless they were added before,
+        and `residency`, its details of the latest time in the running batch. None adds nothing."""
         if wait is not None:
             segment = self._latest(QUEUE)
             if segment is not None and segment.wait is None:

@@ -2,9 +2,9 @@
 
 The order of the checks matters. A prompt that can be rejected by its number of bytes or ids is
 rejected first. Then the prompt is charged to its tenant, and then it is tokenised. Each tenant has
-a quota account for requests and tokens per minute in this front (gRPC server process). Every prompt
-is charged to it, even if it is rejected afterwards or if the call only tokenises or detokenises. It
-is refunded if too much text of its tenant waits, or if other requests displace it from the engine's
+a quota account for requests and tokens per minute in this front (gRPC server process). A prompt is
+charged to it even if it is rejected later or if the call only tokenises or detokenises. It is
+refunded if too much text of its tenant waits, or if other requests displace it from the engine's
 queue. The engine has separate accounts, shared by all fronts, which it charges for admitted
 requests. A tenant must stay within both. Both use the algorithm of `scheduler/quotas.py`.
 """
@@ -197,9 +197,9 @@ class Prompts:
         """Convert the prompt to token ids. `path` is its field, for errors. If `has_text`, token
         ids are also converted to text.
 
-        Raises RequestError if the text is invalid, can never fit, has more than `max_tokens` tokens
-        or exceeds the quotas of the tenant, or if it becomes tokens outside the model's vocabulary
-        (a tokenizer may have more tokens than the model).
+        Raises RequestError if the prompt is invalid, can never fit the context, has more than
+        `max_tokens` tokens or exceeds a limit of the tenant, or if it becomes tokens outside the
+        model's vocabulary (a tokenizer may have more tokens than the model).
         """
         least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None

@@ -60,8 +60,8 @@ class Replays:
         self._clock = clock
         self._note_sent = note_sent
         self._waiting: dict[LiveRequest, int] = {}
-        # Deadlines of waits: the due time, the number of the wait, and the request. An entry stays
-        # until it is due, even if the request no longer waits.
+        # A heap of the due time, the number of the wait, and the request. The entry of a request
+        # that no longer waits is removed when it is the earliest one.
         self._due: list[tuple[float, int, LiveRequest]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -294,7 +294,8 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
     """Return a spec for each output that has not ended, in order, with its current key; empty if
     the request was never submitted.
 
-    Also sets `num_repeating` of these outputs. Each must have at least one more token to generate.
+    Also sets `num_repeating` of these outputs. Each output must have at least one more token to
+    generate.
     """
     submission = request.submission
     if submission is None:

@@ -23,10 +23,10 @@ class RequestTable:
     """The live requests of one front: at most `max_live_requests`, and at most seven eighths of
     them per tenant.
 
-    A request that has ended in the engine and is not read yet counts towards these limits, but
-    towards no tenant quota. It stays here until it is read, until its reader has stalled for too
-    long, or until its place is needed for another request. `find_output` is `output` without the
-    cost of a method call.
+    A request that has ended in the engine and is not read yet counts towards these limits, but not
+    towards the quotas of its tenant. It stays here until it is read, until its reader has stalled
+    for too long, or until its place is needed for another request. `find_output` is `output`
+    without the cost of a method call.
     """
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
@@ -57,7 +57,7 @@ class RequestTable:
         return self.find_output(key)
 
     def new_keys(self, num_keys: int) -> tuple[int, ...]:
-        """Return keys that no live output uses."""
+        """Return `num_keys` keys that no live output uses."""
         keys: list[int] = []
         while len(keys) < num_keys:
             self._counter = self._counter % (2**_NUM_COUNTER_BITS - 1) + 1
@@ -137,7 +137,7 @@ class RequestTable:
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
-    """Return the current view of `request`, for operators."""
+    """Return the current state of `request` as operators see it (ListLiveRequests)."""
     segments = request.phases.segments
     return FrontView(
         front_id=front_id,

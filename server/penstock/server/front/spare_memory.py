@@ -2,8 +2,9 @@
 
 Decides when to return it, and calls glibc for that. glibc keeps nearly all freed memory, as pages
 between live allocations, in one arena per thread of the gRPC core. Large blocks should always be
-mapped separately. By default glibc maps the first large block, but then raises its threshold and
-allocates the next one from an arena. Without glibc the functions have no effect.
+mapped separately (`map_large_blocks_separately`): by default glibc maps the first large block, but
+then raises its threshold and allocates the next one from an arena. Without glibc the functions have
+no effect.
 """
 
 import ctypes

@@ -87,8 +87,8 @@ def prompt_too_long(
 def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits: Limits) -> int:
     """Return `max_tokens`; if it is not set, its default, limited to the space after the prompt.
 
-    Raises RequestError if the request can never fit, if the prompt is empty, or if `min_tokens` is
-    above `max_tokens`.
+    Raises RequestError if the request can never fit the context or the KV cache, if the prompt is
+    empty, or if `min_tokens` is above `max_tokens`.
     """
     if num_prompt_tokens < 1:
         raise invalid_field(generation.prompt_path, "has no tokens")
@@ -134,10 +134,10 @@ def hash_prompt(
 ) -> TokenisedPrompt:
     """Return the prompt with the hashes of its full blocks.
 
-    The hashes start from the salt of the requests that may share the blocks. There are no hashes if
-    no other output can share blocks. Without prefix caching, or with prompt logprobs, which need
-    every position computed, only the outputs of one request share blocks, under a random salt. If
-    `shares_across_tenants`, tenants with the same prefix share blocks.
+    The hashes start from a salt, and only requests with the same salt share blocks (see
+    `shared_salt`). If `shares_across_tenants`, the salt does not contain the tenant. Without prefix
+    caching, or with prompt logprobs, which need every position computed, the salt is random, so
+    that only the outputs of this request share blocks; with a single output there are no hashes.
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:

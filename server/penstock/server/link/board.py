@@ -69,7 +69,7 @@ class LoadState:
     """The load of the engine after the last step.
 
     `num_running` and `num_waiting` count outputs. `num_used_blocks` counts blocks of the KV cache
-    that a request uses; other cached blocks are not included. `num_output_tokens`,
+    that running requests use; other cached blocks are not included. `num_output_tokens`,
     `num_shortened_retentions` and `num_dropped_blocks` (see `RetentionCuts`) are totals since the
     start of the engine.
     """
@@ -142,8 +142,8 @@ class EngineBoard:
     def publish_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """Publish the state of the queue, from which fronts reject requests without a query
-        to the engine."""
+        """Publish the state of the queue, with which a front decides without a query to the engine
+        whether to reject a request. The fields are those of `QueueState`."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
@@ -222,7 +222,7 @@ class BoardView:
         self._max_keys = _max_keys_of(self._words)
 
     @classmethod
-    def taking(cls, fd: int) -> "BoardView | None":
+    def from_fd(cls, fd: int) -> "BoardView | None":
         """Return the view of a descriptor and close the descriptor; return None for a negative
         descriptor."""
         if fd < 0:

@@ -178,7 +178,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):
     """The result of a command. `problem` is the reason for a failure, empty on success; `payload`
-    is the output."""
+    is the file of a `Profile`, empty for other commands."""
 
     ticket: int
     problem: str = ""

@@ -198,7 +198,7 @@ class FrontReceiver:
     def _take(self, front: _Front, frame: ObserverFrame) -> None:
         match frame:
             case Records(payloads=payloads):
-                self._take_records(payloads)
+                self._add_records(payloads)
             case Heartbeat() as heartbeat:
                 front.last_heartbeat = heartbeat
                 self._listener.add_heartbeat(heartbeat)
@@ -209,7 +209,7 @@ class FrontReceiver:
             case other:
                 raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
 
-    def _take_records(self, payloads: tuple[bytes, ...]) -> None:
+    def _add_records(self, payloads: tuple[bytes, ...]) -> None:
         records: list[RequestRecord] = []
         for payload in payloads:
             try:

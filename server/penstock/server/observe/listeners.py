@@ -34,7 +34,8 @@ class EngineListeners:
         self._listeners = listeners
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Notify the listeners that the outputs of a request are about to be queued."""
+        """Notify the listeners of a submitted request, before its outputs are queued or
+        rejected."""
         for listener in self._listeners:
             try:
                 listener.note_submit(specs)
@@ -64,7 +65,7 @@ class EngineListeners:
 
 class ServiceListener:
     """Base class of the observer's listeners. Subclasses override the methods of the events that
-    they use. No event is delivered twice."""
+    they use. A record or a step is delivered at most once."""
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Called with the records of ended requests."""
@@ -73,7 +74,7 @@ class ServiceListener:
         """Called with the heartbeat of a front (gRPC server process)."""
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Called with the startup report of a new engine."""
+        """Called with the startup report of the engine, each time the observer connects to it."""
 
     def add_steps(
         self,
@@ -114,7 +115,7 @@ class ServiceListeners(ServiceListener):
         self._each(lambda listener: listener.add_heartbeat(heartbeat))
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Pass the startup report of a new engine to the listeners."""
+        """Pass the startup report of the engine to the listeners."""
         self._each(lambda listener: listener.set_engine(hello))
 
     def add_steps(

@@ -121,7 +121,7 @@ class EngineSupervision:
         """
         board = self._board
         if board is None or self._is_hung or not self.process.may_hang:
-            self._watch.forget()
+            self._watch.reset()
         elif self._watch.check(board.epoch, board.num_heartbeats):
             self._is_hung = True
             logger.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
@@ -186,7 +186,7 @@ class EngineSupervision:
             keys_on_probation=board.keys_on_probation(),
             was_hung=self._is_hung,
         )
-        self._crash_attribution.note(death)
+        self._crash_attribution.record_death(death)
         num_tried = sum(not suspect.is_poison for suspect in self._crash_attribution.suspects())
         if num_tried and death.keys_in_progress:
             logger.warning(
@@ -248,7 +248,7 @@ class CrashAttribution:
         self._clock = clock
         self._accounts: dict[int, _CrashHistory] = {}
 
-    def note(self, death: EngineDeath) -> None:
+    def record_death(self, death: EngineDeath) -> None:
         """Record the death of an engine for the requests in progress."""
         now_s, keys = self._clock(), death.keys_in_progress
         # A request on probation that was not in progress was waiting, so it is not counted.

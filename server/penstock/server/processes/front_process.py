@@ -80,7 +80,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
             max_bytes_per_tenant=config.front.max_text_bytes_per_tenant,
         )
         security = _security(launch.server)
-        board = BoardView.taking(launch.board_fd)
+        board = BoardView.from_fd(launch.board_fd)
         recorder = None if watch is None else watch.recorder
         server = _server(launch, text, port, security, recorder, _gateway(config, board))
         server.front.admission = AdmissionEstimate(

@@ -46,8 +46,8 @@ class FrontSupervision:
         self._heartbeats: HeartbeatView | None = None
 
     def successor(self) -> "FrontSupervision":
-        """Return the supervision of another process with this number, which will replace this
-        one."""
+        """Return a supervision with the same number, whose process will replace the current one in
+        a rolling restart."""
         return FrontSupervision(
             self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )
@@ -58,7 +58,7 @@ class FrontSupervision:
         Call this NUM_CHECKS times in that period (see `hang_watch.py`).
         """
         if self._heartbeats is None or not self.process.may_hang:
-            self._watch.forget()
+            self._watch.reset()
         elif self._watch.check(
             self._front_id,
             self._heartbeats.num_heartbeats(self._front_id % NUM_ROWS, self._front_id),
@@ -69,7 +69,7 @@ class FrontSupervision:
                 limit_s,
                 extra=ALWAYS,
             )
-            self._watch.forget()
+            self._watch.reset()
             self.process.abort()
 
     async def _spawn(self) -> Child:

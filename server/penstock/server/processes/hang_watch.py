@@ -35,7 +35,7 @@ class HangWatch:
         self._num_same += 1
         return self._num_same >= self._num_checks
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset the count, because there is no process to watch."""
         self._seen = (-1, -1)
         self._num_same = 0

@@ -238,7 +238,7 @@ def _metrics(
     def processes() -> dict[str, int]:
         return processes_of_service(receiver.pids)
 
-    board = BoardView.taking(launch.board_fd)
+    board = BoardView.from_fd(launch.board_fd)
 
     def load() -> LoadState | None:
         return None if board is None else board.load

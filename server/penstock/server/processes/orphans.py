@@ -59,7 +59,7 @@ class Orphans:
         return {_MARK_TO_KNOW: self._mark}
 
     def adopt(self) -> None:
-        """From now on, orphaned descendants become children of this process.
+        """Become the parent of all descendants that become orphans, and reap them when they end.
 
         Call this once, on the event loop.
         """

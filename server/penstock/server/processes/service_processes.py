@@ -108,7 +108,7 @@ class ServiceProcesses:
         task = self._tasks[process]
         return task.done() and not task.cancelled() and task.exception() is not None
 
-    def ended_badly(self, process: SupervisedProcess) -> bool:
+    def failed_to_stop(self, process: SupervisedProcess) -> bool:
         """Return True if a process has not ended, or has ended with an error.
 
         The exit code is ignored for a process that was replaced, or that was only meant to replace

@@ -31,7 +31,7 @@ class RestartPolicy:
         self._window_s = window_s
         self._deaths_s: deque[float] = deque()
 
-    def next_delay_s(self, now_s: float) -> float | None:
+    def record_death(self, now_s: float) -> float | None:
         """Record a death at `now_s`, and return the delay before the next start in seconds; None
         after `max_deaths` deaths in `window_s`: the process must not be restarted.
 
@@ -60,8 +60,8 @@ class CrashLoop(Exception):
 
 
 class SupervisedProcess:
-    """Keeps one process alive. `spawn` starts it, and may change `name` then. Run `keep_alive` as a
-    task.
+    """Keeps one process alive. `spawn` starts it, and may change `name` at each start. Run
+    `keep_alive` as a task.
 
     `clean_up` runs after the end of each process, for any reason, and before the next start; its
     arguments are the exit code and True if the process was requested to stop. `on_message` receives
@@ -168,7 +168,7 @@ class SupervisedProcess:
                 return code
             if is_restart:
                 continue
-            delay_s = self._restarts.next_delay_s(time.monotonic())
+            delay_s = self._restarts.record_death(time.monotonic())
             if delay_s is None:
                 raise CrashLoop(f"{self._slot} died {MAX_DEATHS} times in {WINDOW_S:g} s")
             reason = describe_exit(code)

@@ -59,7 +59,8 @@ class CannotStart(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReady:
-    """The started processes and their addresses, None for those that are not served.
+    """The started service: its model, its processes, and its addresses (None for those that are not
+    served).
 
     `start_s` is the duration of the start, in seconds. `resources` is the executor's report of its
     resources, empty if there is none.
@@ -238,7 +239,7 @@ class Supervisor:
         bad = [
             process.name
             for process in processes.all
-            if process not in gone and processes.ended_badly(process)
+            if process not in gone and processes.failed_to_stop(process)
         ]
         if bad:
             logger.error("did not shut down cleanly: %s", ", ".join(bad))

@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.server.front.errors import ErrorReason, RequestError, invalid_field, request_error
 from penstock.server.rpc.handlers import Context
-from penstock.server.security.authenticator import NotListed, Unknown
+from penstock.server.security.authenticator import InvalidCredentials, TenantNotListed
 from penstock.server.security.rights import ANONYMOUS, Caller, Right
 from penstock.server.security.security import Security
 from penstock.server.tenants import NO_TENANT, tenant_fault
@@ -94,10 +94,10 @@ class AccessControl:
         """
         try:
             caller = self._identify(context)
-        except Unknown as error:
+        except InvalidCredentials as error:
             logger.info("caller rejected: %s (%s)", error, context.peer())
             raise request_error(ErrorReason.UNAUTHENTICATED) from None
-        except NotListed as error:
+        except TenantNotListed as error:
             logger.info("caller rejected: %s (%s)", error, context.peer())
             raise request_error(ErrorReason.PERMISSION_DENIED) from None
         require(right, caller, context)

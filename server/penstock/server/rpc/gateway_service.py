@@ -1,9 +1,7 @@
 """The interface of a gateway's gRPC service.
 
 A gateway converts another protocol to Penstock's API. Its service is served on the same port as
-Penstock's services.
-
-`penstock.server.gateways` finds the gateways.
+Penstock's services. `penstock.server.gateways` discovers the installed gateways.
 """
 
 from collections.abc import Callable, Mapping

@@ -161,7 +161,7 @@ class LoopYielder:
         self._began_s = time.perf_counter()
 
     async def collect(self, parts: Iterator[T]) -> list[T]:
-        """Return the list of `parts`, which are created here."""
+        """Return the items of `parts` as a list. Iterating creates the parts."""
         made: list[T] = []
         for part in parts:
             made.append(part)

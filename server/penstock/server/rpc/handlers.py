@@ -84,8 +84,8 @@ Arrived = AdmittedCall | Failure
 
 
 class OtherRequestFailed(Exception):
-    """A call failed because of an error with another call's request, whose `request_id` is reported
-    in RequestInfo."""
+    """A call failed because of an error that concerns the request of another call, whose
+    `request_id` is reported in RequestInfo."""
 
     def __init__(self, failure: Failure, request_id: str) -> None:
         super().__init__(failure.reason.value)

@@ -189,7 +189,8 @@ class MultiplexService:
         self._accounts = accounts
 
     async def handle(self, context: Context) -> None:
-        """Serve one call. Raises RequestError when it fails."""
+        """Serve one call until it ends (see the module docstring). Raises RequestError if it ends
+        with an error."""
         front = self._front
         tenant = self._access.authorize(context, Right.GENERATE).tenant
         if front.is_draining:

@@ -254,7 +254,7 @@ class MultiplexTable:
             request.give_credit(num_tokens)
 
     async def wait_for_room(self) -> None:
-        """Wait while the errors of too many rejected requests are unsent."""
+        """Wait while the errors of MAX_UNSENT_REJECTIONS or more rejected requests are unsent."""
         await self._room.wait()
 
     def end(self, request: MultiplexedRequest) -> None:

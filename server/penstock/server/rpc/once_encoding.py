@@ -61,7 +61,7 @@ class OnceEncoder:
                     pass
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the parts of the response."""
+        """Yield the response in serialised parts. Call this after the last `add`."""
         if self._prompt_texts:
             self._head.prompt.text = "".join(self._prompt_texts)
         yield self._head.SerializeToString()
@@ -72,7 +72,7 @@ class OnceEncoder:
 
 
 class _Output:
-    """The received part of one output."""
+    """The text and the token records of one output so far."""
 
     __slots__ = ("_num_tokens", "_records", "_texts")
 

@@ -80,8 +80,8 @@ def parse(message_type: type[M], data: bytes) -> M:
 def parse_request(message_type: type[M], data: bytes) -> tuple[M, Failure | None]:
     """Return the parsed message of a request, and the error if it exceeds a limit, otherwise None.
 
-    A message that exceeds a limit has only its short fields, such as the request id. Raises
-    RequestError, as `parse` does, if it is malformed.
+    If a limit is exceeded, the returned message has only the short fields, such as the request id.
+    Raises RequestError, as `parse` does, if the message is malformed.
     """
     try:
         _check_counts(message_type, data)

@@ -66,19 +66,19 @@ _UNAUTHENTICATED: Final = Caller(
 
 
 class _CallCount:
-    """Counts the active calls of some methods, at most `max_num`."""
+    """Counts the active calls of a group of methods, at most `max_num`."""
 
     def __init__(self, max_num: float) -> None:
         self._max_num = max_num
         self._num = 0
 
-    async def enter(self, context: Any) -> None:
+    async def start_call(self, context: Any) -> None:
         """Count a call. Aborts it with RESOURCE_EXHAUSTED if `max_num` calls are active."""
         if self._num >= self._max_num:
             await _exhausted(context, "too many calls at a time")
         self._num += 1
 
-    def leave(self) -> None:
+    def end_call(self) -> None:
         """Remove an ended call from the count."""
         self._num -= 1
 
@@ -293,11 +293,11 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
             _caller(context, policy)
         except RequestError as error:
             await _abort(context, error.failure)
-        await policy.calls.enter(context)
+        await policy.calls.start_call(context)
         try:
             await _until_disconnect(serve(context))
         finally:
-            policy.calls.leave()
+            policy.calls.end_call()
 
     return handle
 
@@ -337,14 +337,14 @@ async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
         await _abort(context, error.failure)
     # Calls without authentication are counted by connection.
     name = context.peer() if caller.tenant == NO_TENANT else caller.tenant
-    await policy.calls.enter(context)
+    await policy.calls.start_call(context)
     try:
         message = await _message(context, policy, name)
         call = behaviour(AdmittedCall(message, caller) if policy.is_ours else message, context)
         del message  # See `handlers.py`.
         return await call
     finally:
-        policy.calls.leave()
+        policy.calls.end_call()
 
 
 async def _message(context: Any, policy: _MethodPolicy, caller: str) -> Any:

@@ -1,9 +1,9 @@
 """Limits how many messages are read at the same time, in total and per caller.
 
 This limits the memory of partly received messages. When a read has started, the gRPC core receives
-a message of any allowed size, however slowly it arrives; before that it buffers almost nothing
-(`options.py`). Reads are granted round-robin by caller. A slow sender cannot block others: it must
-release its slot after `yield_after_s` if others wait.
+a message of any allowed size, however slowly it arrives; before that it buffers at most the
+flow-control window of the stream (`options.py`). Reads are granted round-robin by caller. A slow
+sender cannot block others: it must release its slot after `yield_after_s` if others wait.
 """
 
 import asyncio

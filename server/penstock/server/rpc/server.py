@@ -209,7 +209,7 @@ class FrontServer:
                 logger.warning("drain: %d requests did not finish in time", num_late)
             await self._fail_all()
         if not is_hand_over:
-            await self._linger()
+            await self._wait_until_quiet()
         await self.stop()
 
     async def stop(self) -> None:
@@ -233,7 +233,7 @@ class FrontServer:
     async def _reject_new(self, grace_s: float) -> None:
         """Reject new calls, then stop listening, so that clients that reconnect reach the other
         server."""
-        await self._linger()
+        await self._wait_until_quiet()
         self.health.close()
         if self._server is not None:
             await self._server.stop(grace_s + _FINAL_EVENTS_S)
@@ -245,7 +245,7 @@ class FrontServer:
             async with asyncio.timeout(_FINAL_EVENTS_S):
                 await self._wrapper.wait_until_idle()
 
-    async def _linger(self) -> None:
+    async def _wait_until_quiet(self) -> None:
         """Wait until no calls arrive for `_QUIET_S`, at most `_MAX_LINGER_S`; the handlers reject
         calls meanwhile.
 

@@ -24,12 +24,13 @@ Names = Callable[[], Iterable[str]]
 only if needed."""
 
 
-class Unknown(Exception):
+class InvalidCredentials(Exception):
     """The caller has no valid credentials. The message is for the log, not for the caller."""
 
 
-class NotListed(Exception):
-    """The caller is authenticated, but the policy does not list its tenant."""
+class TenantNotListed(Exception):
+    """The caller is authenticated, but the policy neither lists its tenant nor accepts unlisted
+    tenants."""
 
 
 class Authenticator:
@@ -65,19 +66,20 @@ class Authenticator:
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """Return the caller with these Authorization headers and certificate names.
 
-        Raises Unknown without valid credentials, and NotListed if the policy does not accept the
-        tenant. If a token is sent it must be valid, even with a valid certificate. A token and a
-        certificate of two different tenants are rejected, because one of them is probably stolen.
+        Raises InvalidCredentials without valid credentials, and TenantNotListed if the policy does
+        not accept the tenant. If a token is sent it must be valid, even with a valid certificate. A
+        token and a certificate of two different tenants are rejected, because one of them is
+        probably stolen.
         """
         index = self._index
         by_token = self._by_token(index, authorizations) if authorizations else None
         by_certificate = index.tenant_of_names(names) if index.policy.certificates else None
         if by_token is None:
             if by_certificate is None:
-                raise Unknown("no credentials")
+                raise InvalidCredentials("no credentials")
             return index.caller(by_certificate)
         if by_certificate is not None and by_certificate != by_token:
-            raise Unknown("a token and a certificate of two tenants")
+            raise InvalidCredentials("a token and a certificate of two tenants")
         return index.caller(by_token)
 
     def _prepare(self) -> "_PolicyIndex":
@@ -85,15 +87,15 @@ class Authenticator:
 
     def _by_token(self, index: "_PolicyIndex", authorizations: list[str]) -> str:
         if len(authorizations) > 1:
-            raise Unknown("more than one authorization")
+            raise InvalidCredentials("more than one authorization")
         match = _BEARER.fullmatch(authorizations[0])
         if match is None:
-            raise Unknown("an authorization that is not a bearer token")
+            raise InvalidCredentials("an authorization that is not a bearer token")
         return index.tenant_of_token(match[1].encode("ascii"))
 
 
 class _PolicyIndex:
-    """A policy with indexes for fast look-ups."""
+    """A policy, with an index of its static tokens and a validator of its JSON Web Tokens."""
 
     def __init__(self, policy: Policy, keys: KeySet | None, clock: Callable[[], float]) -> None:
         self.policy = policy
@@ -108,7 +110,7 @@ class _PolicyIndex:
         listed = policy.tenants.get(tenant)
         if listed is None:
             if policy.jwt is None or not policy.jwt.takes_unlisted_tenants:
-                raise NotListed("a tenant that the policy does not list")
+                raise TenantNotListed("a tenant that the policy does not list")
             listed = policy.default
         return listed.caller(tenant)
 
@@ -116,24 +118,24 @@ class _PolicyIndex:
         found = self._tokens.find(token)
         if found is not None:
             if self._clock() >= found.expires_unix_s:
-                raise Unknown("a token that has expired")
+                raise InvalidCredentials("a token that has expired")
             return found.tenant
         if self._web_tokens is None or token.count(b".") != 2:
-            raise Unknown("an unknown token")
+            raise InvalidCredentials("an unknown token")
         try:
             return self._web_tokens.tenant_of(token)
         except BadToken as error:
-            raise Unknown(str(error)) from None
+            raise InvalidCredentials(str(error)) from None
 
     def tenant_of_names(self, names: Names) -> str | None:
         """Return the tenant of a certificate; None if the policy has none of its names.
 
-        Raises Unknown if its names belong to several tenants.
+        Raises InvalidCredentials if its names belong to several tenants.
         """
         known = self.policy.certificates
         found = {known[name] for name in names() if name in known}
         if len(found) > 1:
-            raise Unknown("a certificate of several tenants")
+            raise InvalidCredentials("a certificate of several tenants")
         return found.pop() if found else None
 
 

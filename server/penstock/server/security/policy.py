@@ -41,7 +41,8 @@ class TenantPolicy(TenantQuota):
         return TenantQuota(**{item.name: getattr(self, item.name) for item in fields(TenantQuota)})
 
     def caller(self, tenant: str) -> Caller:
-        """Return a caller of this tenant."""
+        """Return the caller of tenant `tenant`, with the rights and maximum priorities of this
+        policy."""
         ceilings = PriorityCeilings(self.max_priority, self.max_retention_level)
         return Caller(tenant=tenant, rights=self.rights, ceilings=ceilings)
 
@@ -91,10 +92,10 @@ class JwtPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A policy: its tenants and credentials. `certificates` maps a name in a certificate
-    (`cn:NAME`) to the tenant.
+    """A policy: its tenants and credentials.
 
-    `default` applies to unlisted tenants, if they are accepted.
+    `default` applies to unlisted tenants, if they are accepted. `certificates` maps a name in a
+    certificate, with its kind (such as `cn:NAME` or `dns:NAME`), to the tenant.
     """
 
     default: TenantPolicy = field(default_factory=TenantPolicy)

@@ -15,13 +15,13 @@ class Right(enum.StrEnum):
 
     Attributes:
         GENERATE: All calls that generate output, including `Resume`.
-        CANCEL: `Cancel`.
+        CANCEL: The call `Cancel`.
         MODELS: List and watch models, and use their tokenizers.
         LOAD_MODELS: Load and unload models and adapters, and set aliases of models.
         INSPECT: Reflection and channelz, which returns the addresses of other callers.
         OPERATIONS_READ: Monitoring of all tenants.
         OPERATIONS_WRITE: Drain, log levels, profiles, files on the server.
-        METRICS: The metrics port, if it requires a right.
+        METRICS: Read the metrics port, if it requires authentication.
     """
 
     GENERATE = "generate"

@@ -1,8 +1,8 @@
 """Certificate, key and client CA of a running service, reloaded when they change.
 
 Only files that match each other are used. Owns the TLS context of the metrics port, which uses
-Python's TLS and requires no client certificates, because health probes have none and scrapers have
-a token.
+Python's TLS and requires no client certificates, because health probes have none and scrapers
+authenticate by a token.
 """
 
 import logging

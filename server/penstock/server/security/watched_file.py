@@ -15,7 +15,7 @@ MAX_FILE_BYTES: Final = 4 << 20
 
 
 class FilesChanged(OSError):
-    """The files were written while they were read."""
+    """One of the files changed while they were read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         names = " and ".join(str(path) for path in paths)

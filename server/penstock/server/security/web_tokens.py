@@ -58,7 +58,7 @@ class KeySet:
 
 
 def check_installed() -> None:
-    """Raise ValueError if JSON Web Tokens cannot be verified here. The message names the extra."""
+    """Raise ValueError if PyJWT or cryptography is not installed. The message names the extra."""
     try:
         import cryptography
         import jwt

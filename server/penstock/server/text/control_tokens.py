@@ -82,7 +82,7 @@ class ControlTokens:
         marked, because chat templates search these messages for other control tokens, such as
         `</think>`. Raises ControlTokenError if a token cannot be marked.
         """
-        return (self._special if is_models_own else self._all).broken(text)
+        return (self._special if is_models_own else self._all).marked(text)
 
     def encode(
         self,
@@ -175,9 +175,9 @@ class _Spellings:
         self._find = re.compile(pattern)
         self._longest = max(map(len, spellings), default=1)
         single = trie_pattern({spelling for spelling in spellings if len(spelling) == 1})
-        self._unbreakable = re.compile(single or "(?!)")
+        self._unmarkable = re.compile(single or "(?!)")
 
-    def broken(self, text: str) -> str:
+    def marked(self, text: str) -> str:
         """Return `text` with a mark after the first character of each spelling. Raises
         ControlTokenError if a spelling is a single character, or if there are spellings and `text`
         contains the mark."""
@@ -185,7 +185,7 @@ class _Spellings:
         starts = [found.start() for found in self._matches(text, overlapping=True)]
         if not starts:
             return text
-        if any(self._unbreakable.match(text, start) for start in starts):
+        if any(self._unmarkable.match(text, start) for start in starts):
             raise ControlTokenError("the text contains a control token of a single character")
         if MARK in text:
             raise ControlTokenError("the text contains U+FDD0 next to a control token")

@@ -170,10 +170,10 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(source: _Json) -> dict[str, str]:
-    """Return the special tokens by their key, such as `bos_token`.
+    """Return the special tokens of a file by key, such as `bos_token`.
 
-    These are all `*_token` entries, which are plain strings, or objects in the format of the
-    tokenizers library.
+    A special token is an entry `*_token` whose value is a string, or an object of the tokenizers
+    library, whose `content` is the string.
     """
     tokens: dict[str, str] = {}
     for key, value in source.values.items():

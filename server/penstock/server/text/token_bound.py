@@ -24,9 +24,9 @@ _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
 class TokenBound:
     """A lower bound of the number of tokens of a text, from the largest number of bytes per token.
 
-    That number is 0 if it is unknown. It is known for vocabularies that can represent all bytes, if
-    no step before the model drops text. Otherwise an unknown word of any length may become a single
-    token.
+    `max_bytes_per_token` is 0 if it is unknown. It is known for vocabularies that can represent all
+    bytes, if no step before the model drops text. Otherwise an unknown word of any length may
+    become a single token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:

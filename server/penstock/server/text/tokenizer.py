@@ -118,7 +118,7 @@ class Tokenizer:
         return self._template is not None and self._template.has_tools
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of all ids together. Unknown ids have no text."""
+        """Return the text of `token_ids`, decoded as one sequence. Unknown ids have no text."""
         # `decode` would hold the GIL until it has finished.
         (text,) = self._library.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text

@@ -42,10 +42,10 @@ def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
     """Return the keys of the requests that run on probation after these deaths, and of those found
     responsible.
     """
-    autopsy = CrashAttribution(Clock())
+    attribution = CrashAttribution(Clock())
     for death in deaths:
-        autopsy.note(death)
-    suspects = autopsy.suspects()
+        attribution.record_death(death)
+    suspects = attribution.suspects()
     return (
         {suspect.key for suspect in suspects if not suspect.is_poison},
         {suspect.key for suspect in suspects if suspect.is_poison},
@@ -114,27 +114,27 @@ def test_external_kills_are_attributed_only_to_requests_hit_twice_on_probation()
 
 
 def test_a_request_suspected_again_has_a_longer_probation() -> None:
-    autopsy, numbers = CrashAttribution(Clock()), []
+    attribution, numbers = CrashAttribution(Clock()), []
     for _ in range(4):
-        autopsy.note(own(1, 2))
-        numbers.append({suspect.num_probation_tokens for suspect in autopsy.suspects()})
+        attribution.record_death(own(1, 2))
+        numbers.append({suspect.num_probation_tokens for suspect in attribution.suspects()})
     assert numbers == [{2}, {16}, {128}, {128}]
 
 
 def test_old_deaths_are_forgotten() -> None:
     clock = Clock()
-    autopsy = CrashAttribution(clock)
-    autopsy.note(own(1))
+    attribution = CrashAttribution(clock)
+    attribution.record_death(own(1))
     clock.now_s += 600.0
-    autopsy.note(own(2))
-    assert [suspect.key for suspect in autopsy.suspects()] == [2]
+    attribution.record_death(own(2))
+    assert [suspect.key for suspect in attribution.suspects()] == [2]
 
 
 def test_the_number_of_suspects_is_bounded_and_the_newest_are_kept() -> None:
-    autopsy = CrashAttribution(Clock())
+    attribution = CrashAttribution(Clock())
     for first in range(1, 10_001, 1000):
-        autopsy.note(own(*range(first, first + 1000)))
-    known = {suspect.key for suspect in autopsy.suspects()}
+        attribution.record_death(own(*range(first, first + 1000)))
+    known = {suspect.key for suspect in attribution.suspects()}
     assert len(known) <= 4096 + 1000
     assert {9001, 10_000} <= known
     assert 1 not in known

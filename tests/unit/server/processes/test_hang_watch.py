@@ -27,10 +27,10 @@ def test_a_new_process_with_the_same_count_starts_the_checks_again() -> None:
     ]
 
 
-def test_checks_start_again_after_forget() -> None:
+def test_checks_start_again_after_reset() -> None:
     watch = HangWatch(num_checks=2)
     assert [watch.check(1, 1), watch.check(1, 1)] == [False, False]
-    watch.forget()
+    watch.reset()
     assert [watch.check(1, 1), watch.check(1, 1), watch.check(1, 1)] == [False, False, True]
 
 

@@ -42,7 +42,7 @@ async def test_a_process_that_is_not_replaced_counts_as_lost() -> None:
     await asyncio.wait_for(processes.any_lost(), PATIENCE_S)
     assert processes.has_lost
     assert processes.has_given_up(process)
-    assert processes.ended_badly(process)
+    assert processes.failed_to_stop(process)
     with pytest.raises(ChildFailed, match="no more processes"):
         processes.raise_first()
 
@@ -54,7 +54,7 @@ async def test_a_process_with_an_expected_exit_does_not_count_as_lost() -> None:
     processes.expect_exit(process)
     await asyncio.wait([keeper])
     assert not processes.has_lost
-    assert not processes.ended_badly(process)
+    assert not processes.failed_to_stop(process)
     processes.raise_first()
     waiting = asyncio.create_task(processes.any_lost())
     processes.require(process)

@@ -12,7 +12,11 @@ import jwt
 import pytest
 
 from penstock.server.security import web_tokens
-from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.authenticator import (
+    Authenticator,
+    InvalidCredentials,
+    TenantNotListed,
+)
 from penstock.server.security.rights import Right
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
 from support.security_files import digest
@@ -65,7 +69,7 @@ class Harness:
     def is_unknown(self, *tokens: str, names: tuple[str, ...] = ()) -> bool:
         try:
             self.tenant(*tokens, names=names)
-        except Unknown as error:
+        except InvalidCredentials as error:
             why = str(error)
         else:
             return False
@@ -113,7 +117,7 @@ def test_the_scheme_is_read_as_the_standard_has_it(harness: Harness, scheme: str
     ],
 )
 def test_anything_else_is_unauthenticated(harness: Harness, header: str) -> None:
-    with pytest.raises(Unknown):
+    with pytest.raises(InvalidCredentials):
         harness.authenticator.identify([header], tuple)
 
 
@@ -228,7 +232,7 @@ def test_invalid_signatures_are_rejected(harness: Harness, tmp_path: Path) -> No
 
 
 def test_a_tenant_that_is_not_listed_is_authenticated_but_not_authorised(harness: Harness) -> None:
-    with pytest.raises(NotListed):
+    with pytest.raises(TenantNotListed):
         harness.tenant(harness.token(sub="stranger"))
 
 

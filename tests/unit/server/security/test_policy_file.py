@@ -9,7 +9,7 @@ import pytest
 
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.processes.engine_process import EnginePolicy
-from penstock.server.security.authenticator import Authenticator, Unknown
+from penstock.server.security.authenticator import Authenticator, InvalidCredentials
 from penstock.server.security.policy_file import PolicyFile
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
 from support.core import make_engine
@@ -57,7 +57,7 @@ class Harness:
     def knows(self, token: str) -> bool:
         try:
             return self._judge.identify([f"Bearer {token}"], tuple).tenant == "acme"
-        except Unknown:
+        except InvalidCredentials:
             return False
 
 

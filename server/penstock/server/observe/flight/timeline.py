@@ -398,7 +398,7 @@ class TraceEvents:
             self._events.append((at, _FLOW, place, event))
 
     def json(self, other: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the file in chunks. `other` is metadata that viewers display."""
+        """Yield the file as chunks of JSON. `other` is metadata that viewers display."""
         self._events.sort(key=lambda event: event[:3])
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
         pieces = bytearray(f'{head[:-1]}, "traceEvents": [\n'.encode())

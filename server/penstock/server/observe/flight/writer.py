@@ -34,7 +34,7 @@ from penstock.server.observe.flight.memory import (
     STEP_RING,
     RingMemory,
 )
-from penstock.server.tenants import own_request_id
+from penstock.server.tenants import client_request_id
 
 
 class IterationGaps:
@@ -57,9 +57,9 @@ class IterationGaps:
         """Return the mean time since the previous tokens in seconds (NaN if there is none), and the
         number of slots in the mean.
 
-        `known`, an int32 array, has the number of tokens of each slot after the previous iteration.
-        `now` is the time of this iteration's result in seconds; it is recorded for the slots that
-        got tokens. `arrays` is None before the first launch.
+        `known`, an int32 array of shape [num_slots], has the number of tokens of each slot after
+        the previous iteration. `now` is the time of this iteration's result in seconds; it is
+        recorded for the slots that got tokens. `arrays` is None before the first launch.
         """
         if arrays is None:
             return nan, 0
@@ -155,7 +155,7 @@ class FlightWriter:
                 max(-_MAX_PRIORITY, min(spec.priority, _MAX_PRIORITY)),
                 min(spec.output_index, _MAX_U2),
                 spec.trace_id,
-                own_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
+                client_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
                 spec.tenant.encode("utf-8", "replace"),
             )
         if len(specs) > 1:

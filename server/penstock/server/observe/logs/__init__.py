@@ -40,8 +40,8 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     text."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Report on stderr the place in the code whose line could not be written, and the type of
-        the exception.
+        """Write to stderr where in the code the lost line was logged, and the type of the
+        exception.
 
         The base class would also write the arguments of the line, which may quote a client.
         """

@@ -28,7 +28,11 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.authenticator import (
+    Authenticator,
+    InvalidCredentials,
+    TenantNotListed,
+)
 from penstock.server.security.rights import Right
 
 if TYPE_CHECKING:
@@ -88,10 +92,10 @@ class MetricsAccess:
         try:
             # This port does not request client certificates.
             caller = self._authenticator.identify(shown, tuple)
-        except Unknown as error:
+        except InvalidCredentials as error:
             logger.info("rejected at the metrics port: %s", error)
             return HTTPStatus.UNAUTHORIZED
-        except NotListed as error:
+        except TenantNotListed as error:
             logger.info("rejected at the metrics port: %s", error)
             return HTTPStatus.FORBIDDEN
         if Right.METRICS not in caller.rights:

@@ -123,7 +123,7 @@ class ServiceMetrics(ServiceListener, Collector):
             self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Record a new engine: its epoch, number of blocks, block size and number of slots.
+        """Record the engine: its epoch, number of blocks, block size and number of slots.
 
         Steps also report the number of blocks, but not the block size and the slots.
         """

@@ -49,7 +49,7 @@ class StepMetrics:
         self.set_gauges()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Record a new engine, and set the gauges of its block size, number of blocks and number of
+        """Record the engine, and set the gauges of its block size, number of blocks and number of
         batch slots."""
         self._begin_epoch(hello.epoch)
         info = hello.executor
@@ -83,7 +83,7 @@ class StepMetrics:
 
     def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
         """Raise the counters of output tokens, admissions and preemptions to the totals of the
-        flight recorder. These include steps whose rows were missed, so `take_steps` no longer adds
+        flight recorder. These include steps whose rows were missed, so `add_steps` no longer adds
         to the counters for this engine. Totals of an older engine are ignored."""
         self._begin_epoch(epoch)
         if epoch != self._epoch:

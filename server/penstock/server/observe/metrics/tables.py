@@ -109,7 +109,8 @@ class HistogramTable:
             self.begin()
 
     def begin(self, *labels: str) -> _Distribution:
-        """Return a series. Creates it without observations if it does not exist."""
+        """Return the series of these label values; create it without observations if it does not
+        exist. Raises ValueError for a wrong number of labels."""
         found = self._series.get(_checked(self._spec, labels))
         if found is None:
             found = _Distribution(np.zeros(len(self._ends), dtype=np.int64))
@@ -174,15 +175,15 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """Return the table of this metric."""
+        """Return the table of this counter. Raises KeyError for another metric."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """Return the table of this metric."""
+        """Return the table of this gauge. Raises KeyError for another metric."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """Return the table of this metric."""
+        """Return the table of this histogram. Raises KeyError for another metric."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:

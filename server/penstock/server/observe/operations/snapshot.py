@@ -16,7 +16,7 @@ from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import SegmentKind
-from penstock.server.tenants import own_request_id
+from penstock.server.tenants import client_request_id
 
 _PENDING, _PROCESSING = RequestState.PENDING.name, RequestState.PROCESSING.name
 _PENDING_PHASES = frozenset({SegmentKind.PREPARE.value, SegmentKind.QUEUE.value})
@@ -227,7 +227,7 @@ def _front_of(outputs: Sequence[LiveView]) -> FrontView:
     return FrontView(
         front_id=0,
         keys=tuple(view.key for view in outputs),
-        request_id=own_request_id(first.tenant, first.request_id),
+        request_id=client_request_id(first.tenant, first.request_id),
         tenant=first.tenant,
         priority=first.priority,
         trace_id=first.trace_id.hex(),

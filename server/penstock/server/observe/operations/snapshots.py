@@ -63,7 +63,8 @@ class RequestCounts:
 
     @property
     def counts(self) -> Counter[str]:
-        """The sums of the counts over all fronts that have ever run."""
+        """The numbers of `accepted`, `rejected`, `completed`, `cancelled` and `failed` requests,
+        over all fronts that have ever run."""
         total = Counter(self._past)
         for heartbeat in self._heartbeats.values():
             total.update(_counts_of(heartbeat))
@@ -149,7 +150,7 @@ class SnapshotMaker(ServiceListener):
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """Record that the service drains. Heartbeats confirm it later."""
+        """Report the service as draining from now on, before the heartbeats of the fronts do."""
         self._is_draining = True
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
@@ -176,7 +177,7 @@ class SnapshotMaker(ServiceListener):
             self._steps.no_live_requests()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Store the limits of the executor from the startup report of a new engine."""
+        """Store the limits of the executor from the startup report of the engine."""
         self._info = hello.executor
 
     def add_steps(

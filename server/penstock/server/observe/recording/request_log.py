@@ -86,8 +86,8 @@ class RequestLog:
             self._order.append(entry)
 
     def tokens(self, keys: NDArray[np.int64]) -> None:
-        """Add one generated token for each of the int64 keys of outputs. A key may occur several
-        times."""
+        """Add one generated token for each key of an output in `keys` (int64 [n]). A key may occur
+        several times."""
         self._num_tokens.update(keys.tolist())
 
     def end(self, end: Completed | Failed) -> None:

@@ -18,7 +18,8 @@ REPLAYED_EVENT = "penstock.replayed"
 
 
 class Place(enum.StrEnum):
-    """The span to which a key belongs. The names of child spans are those of `SegmentKind`."""
+    """The span to which a key belongs. The names of child spans are those of `SegmentKind`.
+    RESIDENCY is the last span of an interval in the running batch."""
 
     ROOT = "root"
     QUEUE = "queue"

@@ -297,7 +297,7 @@ class _Counter:
         self._last = (1, 1)
 
     def fault_after(self, token: re.Match[str]) -> str:
-        """Count a token. Returns the exceeded limit; empty if none is exceeded."""
+        """Count a token. Returns the error if a limit is exceeded, otherwise an empty text."""
         if fault := self.count():
             return fault
         match token.lastgroup:
@@ -322,14 +322,12 @@ class _Counter:
         return self._fault()
 
     def count(self) -> str:
-        """Count one more element, or object of a schema. Returns the exceeded limit; empty if none
-        is exceeded."""
+        """Count one more element, or object of a schema. Returns the same as `fault_after`."""
         self._num_elements += 1
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Count the last element `times` times. Returns the exceeded limit; empty if none is
-        exceeded."""
+        """Count the last element `times` times. Returns the same as `fault_after`."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._most = max(self._most, most * times)
@@ -337,8 +335,7 @@ class _Counter:
         return self._fault()
 
     def add_repeated(self, times: int) -> str:
-        """Count a new element `times` times. Returns the exceeded limit; empty if none is
-        exceeded."""
+        """Count a new element `times` times. Returns the same as `fault_after`."""
         self._add(1)
         return self.repeat(times)
 
