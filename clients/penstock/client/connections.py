@@ -93,7 +93,7 @@ class Connections:
         finally:
             self._leave()
 
-    def take(self) -> tuple[int, grpc.aio.Channel]:
+    def acquire(self) -> tuple[int, grpc.aio.Channel]:
         """Choose a channel for an attempt; return its index, for `release`, and the channel. Raises
         CallCancelled if the connections are closed."""
         with self._lock:
@@ -112,12 +112,12 @@ class Connections:
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
-    def answered(self, index: int) -> None:
+    def note_response(self, index: int) -> None:
         """Record that the server has responded on this channel."""
         with self._lock:
-            self._picker.answered(index)
+            self._picker.note_response(index)
 
-    def is_lost(self, index: int) -> bool:
+    def is_disconnected(self, index: int) -> bool:
         """Return True if a channel is not connected now, or was not opened."""
         with self._lock:
             channel = self._channels.get(index)

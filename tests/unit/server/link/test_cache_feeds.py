@@ -149,7 +149,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
     for front_id in (1, 2):
         dispatcher.front_connected(front_id)
 
-    assert dispatcher.handle(1, FOLLOW) is None
+    assert dispatcher.handle_frame(1, FOLLOW) is None
     frames: list[tuple[int, bytes]] = []
     while dispatcher.has_own_work:
         frames += dispatcher.step()
@@ -157,7 +157,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
     assert {front_id for front_id, _ in frames} == {1}
     reported = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
     assert stored(one for one in reported if isinstance(one, CacheUpdate)) == list(digests)
-    dispatcher.handle(1, Unfollow(ticket=7))
+    dispatcher.handle_frame(1, Unfollow(ticket=7))
     cache_index.note_unregistered(digests)
     assert dispatcher.step() == []
 
