@@ -44,7 +44,7 @@ _SERVICE = "penstock.v1.GenerationService"
 
 
 def run_engine(path: str) -> None:
-    """Run the engine until terminated."""
+    """Run the engine, with its socket at `path`, until terminated."""
     config = ExecutorConfig(
         kind=ExecutorKind.SIMULATED,
         model_path=resolve_model("demo"),

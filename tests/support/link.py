@@ -77,8 +77,9 @@ def simulated_engine() -> Engine:
 
 
 class FakeEngine(Engine):
-    """Does not schedule: records what it receives, and each step returns events that the test has
-    put into `news`. `all_taken` is set when a step has taken the last of them.
+    """An engine that does not schedule: it records requests and cancels, and each step returns the
+    next events that the test has put into `updates`. `all_taken` is set when a step has taken the
+    last of them.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One end of the connection between a front and the observer, for tests that play that end."""
+"""One end of the connection between a front and the observer, for tests that act as that end."""
 
 import asyncio
 import socket

@@ -20,7 +20,7 @@ from penstock.server.ipc.step_frames import split_by_front
 from penstock.server.ipc.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, FrameError
 from penstock.server.observe import frames as observer_frames
 from penstock.server.observe.frames import ObserverFrame
-from support.examples import by_day
+from support.examples import fewer_examples
 from support.frame_draws import FRAMES, drawn, steps
 
 FORGERY: Codec[Any] = Codec(Any)
@@ -268,7 +268,7 @@ FRONT_KEYS = st.builds(
 )
 
 
-@by_day(20)
+@fewer_examples(20)
 @given(steps(FRONT_KEYS))
 def test_every_front_gets_its_own_events_in_order(events: StepEvents) -> None:
     split = dict(split_by_front(events))
