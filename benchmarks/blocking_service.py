@@ -31,8 +31,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.server.link.frames import FrontHello, Submit, decode, encode
-from penstock.server.link.wire import FrameBuffer
+from penstock.server.ipc.frames import FrontHello, Submit, decode, encode
+from penstock.server.ipc.wire import FrameBuffer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import output_pb2
@@ -44,7 +44,7 @@ _SERVICE = "penstock.v1.GenerationService"
 
 
 def run_engine(path: str) -> None:
-    """Run the engine until terminated."""
+    """Run the engine, with its socket at `path`, until terminated."""
     config = ExecutorConfig(
         kind=ExecutorKind.SIMULATED,
         model_path=resolve_model("demo"),

@@ -30,7 +30,7 @@ from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
@@ -70,7 +70,7 @@ class RequestPath:
 
 
 def count(name: str) -> Part:
-    """Count files and lines of a part, without generated code."""
+    """Count files and lines of the folder `name` of the repository, without generated code."""
     paths = [path for path in (_ROOT / name).rglob("*.py") if "_pb2" not in path.name]
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
     return Part(name=name, num_files=len(paths), num_lines=lines)
@@ -177,7 +177,7 @@ async def _generate(stub: Any, link: Any, server: FrontServer) -> None:
 
 
 def measure(options: Namespace) -> Outcome:
-    """Count the parts, trace a request."""
+    """Count files and lines of all folders, and trace a request."""
     parts = {name: count(name) for name in _PARTS}
     print_rows("Python of the repository, generated code left out", list(parts.values()))
     path = asyncio.run(trace())

@@ -113,7 +113,7 @@ class OpenVino:
 
 def _torch(threads: int) -> Any:
     """Load torch with this number of threads; return the module."""
-    # Sets how threads wait for each other before it loads torch, so it must be the first.
+    # `engine_cpu` sets how threads wait for each other and then loads torch: import it first.
     import_module("engine_cpu")
     torch: Any = import_module("torch")
     torch.set_num_threads(threads)

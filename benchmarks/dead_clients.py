@@ -25,7 +25,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.frames import FrontHello, Submit, encode
+from penstock.server.ipc.frames import FrontHello, Submit, encode
 from report import Outcome, arguments, at_most, print_rows, run
 
 NUM_QUEUED = 600

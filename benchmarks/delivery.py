@@ -104,7 +104,8 @@ _GOALS: tuple[Goal, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The servers to run for each load, and the sizes. The quick run takes about four minutes,
+    """The servers to run for each load, the durations, and the number of steps of the engine
+    measurement. The quick run takes about four minutes,
     because a check needs three rounds; the full run measures the whole grid.
     """
 

@@ -88,6 +88,8 @@ class Seen:
         strict_p99_ms: Delay with this lateness.
         slip_ms: The lateness of the source's schedule, -1 if unknown; then `strict_p99_ms` equals
             `delay_p99_ms`.
+        is_aligned: Whether all streams got the same number of tokens before the second scripted
+            pause; for other servers than Penstock, whether the schedule file could be read.
     """
 
     side: str

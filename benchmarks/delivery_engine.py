@@ -32,7 +32,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.engine.front_connections import FrontConnections
-from penstock.server.link.frames import FrontHello, Submit, encode
+from penstock.server.ipc.frames import FrontHello, Submit, encode
 from usage import print_usage
 
 _SIDE = "delivery_engine.py SOCKET FRONT_ID STREAMS TOKENS     the front that only reads"

@@ -126,8 +126,8 @@ def _run(config: ExecutorConfig, windows: list[NDArray[np.int32]]) -> _Outcome:
 
 
 def _drawn(model: Path, tokenizer: Tokenizer, count: int) -> list[NDArray[np.int32]]:
-    """Return windows [WINDOW] of text sampled from the model at temperature 1, in float32 on the
-    CPU. The result is deterministic.
+    """Return windows of text, int32 token ids [WINDOW], sampled from the model at temperature 1, in
+    float32 on the CPU. The result is deterministic.
     """
     config = ExecutorConfig(model_path=model, dtype="float32", max_num_seqs=32, num_blocks=1024)
     executor = create_executor(config)

@@ -17,7 +17,7 @@ from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.engine.loop import EngineLoop
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 
 MAX_NUM_WAITING = 4096
 

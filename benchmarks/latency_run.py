@@ -131,8 +131,10 @@ class _Traffic:
 class Run:
     """Every step of one run: arrays [n], one entry per step, and the times between tokens, [m].
 
-    `at_s`: when the step ended; `itl_s`: the time before each token except a request's first;
-    `itl_at_s`: when the token was generated.
+    `at_s`: when the step ended; `budget`, `limit`: the prefill budget, tokens, and the maximum
+    number of running requests after it; `is_trusted`: whether the engine trusted its fitted cost
+    model. `itl_s`: the time before each token except a request's first; `itl_at_s`: when the token
+    was generated.
     """
 
     duration_s: float

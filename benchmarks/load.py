@@ -34,8 +34,8 @@ _Seen = TypeVar("_Seen")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """A request to send `at_s` seconds after the start. `read_s`: pause of the reader after each
-    token, seconds.
+    """A request to send `at_s` seconds after the start. `name`: the request id, "" for a random
+    one. `read_s`: pause of the reader after each token, seconds.
     """
 
     ids: tuple[int, ...] = (5, 6, 7, 8)
@@ -81,7 +81,7 @@ class Seen:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Return the gap before each token except the first, seconds; 0 for all but the first token
+        """The gap before each token except the first, seconds; 0 for all but the first token
         of a message.
         """
         gaps = [0.0] * (self.messages[0][1] - 1) if self.messages else []

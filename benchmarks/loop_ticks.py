@@ -96,7 +96,7 @@ class TickReader:
 
 
 def start_ticking() -> None:
-    """Tick on the running loop if the environment variable is set."""
+    """Tick on the running loop if the environment variable FOLDER_VARIABLE is set."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         Ticker(Path(folder)).start()

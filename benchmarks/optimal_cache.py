@@ -43,7 +43,7 @@ def optimal_hit_rate(
 def least_recent_hit_rate(
     trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
 ) -> float:
-    """Return the prefix hit rate of a least-recently-used cache."""
+    """Return the same share as `optimal_hit_rate`, for a least-recently-used cache."""
     requests = list(trace)
     cache = _LeastRecentCache(_num_blocks(requests, num_cache_tokens))
     return _hit_rate(requests, cache, block_size)

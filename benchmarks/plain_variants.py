@@ -50,7 +50,7 @@ from scheduler_step import Requests
 _RIDGE = 1e-3
 _NUM_WAITING = (1000, 10_000)
 _CACHE_TOKENS = (1_000_000, 2_000_000)
-"""For the trace."""
+"""Sizes of the cache for the trace, tokens."""
 _MADE_UP_CASES = (
     ("conversations", 500_000),
     ("conversations", 1_000_000),
@@ -58,7 +58,7 @@ _MADE_UP_CASES = (
     ("documents", 500_000),
 )
 _MADE_UP_REQUESTS = (3000, 10_000)
-"""In the quick run and in the long one."""
+"""Numbers of synthetic requests in the quick run and in the full run."""
 _MADE_UP_RATE_PER_S = 5.0
 _BLOCK_SIZE = 32
 _QUICK_END_S = 600.0
@@ -74,8 +74,9 @@ _MAX_LOSS_POINTS = 1.0
 class WindowFit(StepFit):
     """Least squares over the last `num_kept` observed steps.
 
-    Relative residuals as in `StepFit`, one Huber pass, a small ridge towards the last coefficients;
-    negative coefficients are left out. A step's weight falls by `decay` with each later one.
+    Uses relative residuals as in `StepFit`, one Huber pass, and a small ridge penalty towards the
+    last coefficients; a coefficient that would be negative is 0. A step's weight is multiplied by
+    `decay` for each later step.
     """
 
     num_kept = 128
@@ -133,7 +134,7 @@ class UndampedProbes(Probes):
 
 
 class ColumnSums(WaitingSums):
-    """Sums over the whole queue for each forecast, from one column per quantity."""
+    """Adds up the waiting requests for each forecast, from one column per quantity."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)

@@ -125,8 +125,8 @@ class Section:
     """A section of the comparison: its name in the results, the runs that it needs with their
     labels, and its table.
 
-    `raw`: makes rows of the results, by default one for each run. `columns`: compute the cells of a
-    row.
+    `raw`: makes rows of the results, by default one for each run. `columns`: by column name, the
+    functions that compute the cell of a row.
     """
 
     key: str
@@ -208,8 +208,8 @@ def deadlines(bench: Bench) -> Section:
     """Return the section with deadlines for all requests, for the first token or for the complete
     output.
 
-    Under FCFS a deadline counts when it passes, as when a client disconnects. Lost prefill:
-    computed for requests that then expired or were dropped.
+    Under FCFS no deadline is predicted: a request ends when its deadline passes, as if its client
+    disconnected. Lost prefill: computed for requests that then expired or were dropped.
     """
     kinds = zip(
         DEADLINE_KINDS,

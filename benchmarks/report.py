@@ -197,8 +197,8 @@ def _plain(value: Any) -> Any:
 
 
 def cell(value: object) -> str:
-    """Format a value: floats below 100 with three significant digits, others as integers; None as
-    "-".
+    """Format a value: floats below 100 with three significant digits, other floats as integers;
+    None as "-", and other values with `str`.
     """
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"

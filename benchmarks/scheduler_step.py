@@ -156,7 +156,7 @@ class Bench:
 
     def turn(self) -> Turn | None:
         """Schedule a step, and update the scheduler with a result of the oldest scheduled step;
-        return None while the pipeline fills.
+        return the measurement, None while the pipeline fills.
         """
         now = time.monotonic()
         t0 = time.perf_counter_ns()

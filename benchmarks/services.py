@@ -295,13 +295,13 @@ def expect_ready(process: subprocess.Popen[str]) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used."""
+    """Return the CPU time that a process has used, seconds."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def machine_s() -> float:
-    """Return the CPU time used by all processes of the machine."""
+    """Return the CPU time used by all processes of the machine since boot, seconds."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 

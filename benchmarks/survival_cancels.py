@@ -30,7 +30,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.unix_port import UnixEnginePort
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from report import Outcome, RunFailed, at_most, percentile_ms

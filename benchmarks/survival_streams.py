@@ -22,8 +22,8 @@ NUM_CHANNELS = 8
 LIMIT_S = 120.0
 MIN_MARGIN = 1e-4
 """Minimum difference between the log probabilities of the two likeliest tokens, at every position
-of a reference. With a smaller difference, the order of float32 additions may change the choice; it
-differs between keys computed with a prompt and keys computed alone.
+of a reference. With a smaller difference, the order of float32 additions may change the choice.
+This order differs between keys and values computed in a prefill and those computed token by token.
 """
 
 

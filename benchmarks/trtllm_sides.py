@@ -27,8 +27,8 @@ from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.frames import EngineHello
+from penstock.server.ipc.unix_port import UnixEnginePort
 from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, print_json
 from usage import print_usage
 

@@ -16,7 +16,7 @@ SERVER = {"jinja2", "numpy", "opentelemetry", "prometheus_client", "tokenizers"}
 # (portion, packages that importing all of its modules must not load)
 LIGHT = [
     ("penstock.scheduler", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
-    ("penstock.server.link", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
+    ("penstock.server.ipc", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
     ("penstock.server.processes", HEAVY),
     ("penstock.server.rpc", HEAVY),
     ("penstock.server.text", HEAVY),

@@ -37,18 +37,18 @@ from support.simulated_output import simulated_token
 
 Prompt = tuple[int, ...]
 POISON, DEADLY = 21, 22
-"""Tokens of a prompt: the first fails its request alone, the second ends the engine process."""
+"""Tokens of a prompt: the first fails only its request, the second ends the engine process."""
 NUM_CANARIES = 5
 HUNG = "hung"
 MIN_TOKENS, MAX_TOKENS, CANARY_TOKENS = 10, 80, 32
 _GRACE_S = 30.0
 _MOST_S = 90.0
-"""Longest time of one request in seconds; a longer one hangs."""
+"""Time limit of one request in seconds; one that takes longer counts as hung."""
 _NUM_RELAYS = 2
 _NUM_MEASURED = 24
 _MOST_TRIED = 200
 _CLOSE = 0.01
-"""Difference of two log probabilities whose order rounding may exchange, many times over."""
+"""Up to this difference, two log probabilities count as equal; many times the rounding error."""
 
 
 class Kind(enum.StrEnum):
@@ -112,7 +112,7 @@ class Ledger:
 
     @property
     def worst_minute(self) -> float:
-        """Return the largest share of errors among the requests that ended within one minute."""
+        """The largest share of errors among the requests that ended within one minute."""
         minutes = self.by_minute.items()
         return max((self.errors_by_minute[at] / num for at, num in minutes), default=0.0)
 
@@ -235,7 +235,8 @@ class Load:
         num_tokens: int,
         leaves_after: float = float("inf"),
     ) -> tuple[str, float | None]:
-        """Send a request and read its stream; disconnect after `leaves_after` events.
+        """Send a request and read its stream; disconnect at the first event after
+        `leaves_after` events.
 
         Return the cause of its error, "" if there is none, and the monotonic time of its first
         token, None without one.

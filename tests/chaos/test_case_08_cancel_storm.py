@@ -39,7 +39,7 @@ class Storm:
     num_left: int = NUM_CANCELS
     canaries: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
 
-    async def leave(self, client: int) -> None:
+    async def open_and_cancel(self, client: int) -> None:
         """Open streams, read up to two messages of each and cancel it, until `num_left` is 0."""
         channel = self.channels[client % len(self.channels)]
         stub = pb_grpc.GenerationServiceStub(channel)
@@ -52,7 +52,7 @@ class Storm:
             call.cancel()
             assert await call.code() is grpc.StatusCode.CANCELLED
 
-    async def sing(self, canary: int) -> None:
+    async def repeat(self, canary: int) -> None:
         """Send the same request repeatedly, and record its outputs."""
         stub = pb_grpc.GenerationServiceStub(self.channels[canary % len(self.channels)])
         seen = self.canaries.setdefault(canary, [])
@@ -72,9 +72,9 @@ async def test_case_08_storm_of_cancels() -> None:
         before = front.memory_info().rss
         async with asyncio.TaskGroup() as group:
             for client in range(NUM_CLIENTS):
-                group.create_task(storm.leave(client))
+                group.create_task(storm.open_and_cancel(client))
             for canary in range(NUM_CANARIES):
-                group.create_task(storm.sing(canary))
+                group.create_task(storm.repeat(canary))
         for seen in storm.canaries.values():
             assert len(seen[0]) == CANARY_TOKENS
             assert all(ids == seen[0] for ids in seen), "a canary was told something else"

@@ -193,7 +193,9 @@ async def test_case_27_no_process_outlives_a_killed_supervisor() -> None:
         engine, fronts = await service.next_pids(2)
         running = Stream(channel, LONG)
         await running.until_running()
-        folder = Path((await service.until_logged(" link=")).rpartition(" link=")[2].strip()).parent
+        folder = Path(
+            (await service.until_logged(" socket=")).rpartition(" socket=")[2].strip()
+        ).parent
         assert is_folder(folder)
         service.signal(signal.SIGKILL)
         assert await running.outcome() is UNAVAILABLE

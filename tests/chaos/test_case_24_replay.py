@@ -26,7 +26,9 @@ from support.service import Service, simulated, started
 NUM_STREAMS = 32
 NUM_TOKENS = 600
 KILLED_AT = (60, 120, 180, 240)
-"""Tokens of the first stream. Enough are left, so that a busy machine kills before its end."""
+"""Numbers of tokens of the first stream at which the engine is killed. Enough tokens follow the
+last one that the kill precedes the stream's end on a busy machine too.
+"""
 
 
 def asked(number: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ POISON = 300
 
 
 def deadly(kind: str, at_output: int, **settings: object) -> list[str]:
-    """Return arguments of `serve` for an executor that crashes on a prompt that contains POISON.
-    `settings`: other fields of the fault.
+    """Return arguments of `serve` with a fault of this kind, at output token `at_output` of a
+    request whose prompt contains POISON. `settings`: other fields of the fault.
     """
     fault = {"kind": kind, "at_prompt_token": POISON, "at_output": at_output, "max_times": 1000}
     return simulated(faults=[{**fault, **settings}])

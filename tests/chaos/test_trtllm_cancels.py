@@ -152,7 +152,7 @@ class Belongings:
 
     def __init__(self) -> None:
         for thread in threading.enumerate():
-            # They have done their work and are on their way out.
+            # These threads have finished their work, but may not have ended yet.
             if thread.name in ("trtllm build", "trtllm shutdown"):
                 thread.join(PATIENCE_S)
         self._threads = set(threading.enumerate())

@@ -29,7 +29,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LONG = 400  # tokens, four seconds of them at least
 RESPONSE_TIMEOUT_S = 3.0
-"""Silence by which a busy machine is not taken for a dead engine."""
+"""Time without a response after which the engine counts as dead; long enough for a busy machine."""
 PILL = 9
 """A prompt token that kills the engine."""
 _lifetimes = itertools.count()

@@ -1,6 +1,6 @@
 """Run a program through the scenarios: `python tests/conformance/driver.py --program "COMMAND"`.
 
-Starts a separate service. COMMAND gets `--address HOST:PORT` behind it; README.md next to this
+Starts a separate service. `--address HOST:PORT` is appended to COMMAND; README.md next to this
 file specifies its behaviour. Exit code 0 when nothing failed, 1 when something did.
 """
 

@@ -124,8 +124,8 @@ class Harness:
         return ""
 
     async def why_not_idle(self) -> str:
-        """Return a description of what is still running some seconds after a scenario's end; "" if
-        nothing is.
+        """Wait up to 60 s, after a scenario's end, until nothing runs; return "", or a description
+        of what is still running.
         """
         service = await self._running()
         why = "its counters did not come"

@@ -63,7 +63,7 @@ class Language:
 
     @property
     def path(self) -> Path:
-        """Return the folder of the language's client."""
+        """The folder of the language's client."""
         return REPOSITORY / "clients" / self.folder
 
     def why_not(self) -> str:

@@ -29,7 +29,7 @@ NUM_TEXTS = 6
 _NUM_AT_ONCE = 3
 _MAX_RESPONSES = 4000
 _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
-"""Keys; the end of the last request shows that the one without credit could have run."""
+"""Keys of requests; the end of the last one shows that the one without credit could have run."""
 
 
 async def multiplex(talk: Talk) -> None:

@@ -38,7 +38,9 @@ from penstock.client import (
 NUM_PLACES = 4
 NUM_WAITING = 4
 BLOCKING_TOKENS = 300
-"""The suggested retry delay follows from what the other requests need."""
+"""Output tokens of each request that fills the queue. The retry delay that the service suggests
+depends on how long these requests take.
+"""
 ErrorT = TypeVar("ErrorT", bound=PenstockError)
 
 

@@ -86,12 +86,12 @@ class CheckedStream:
 
     @property
     def token_ids(self) -> list[int]:
-        """Return the token ids received so far, if requested."""
+        """The token ids received so far, if requested."""
         return [record.id for chunk in self.chunks for record in chunk.records]
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Return the finish reason of the first output; None before the end."""
+        """The finish reason of the first output; None before the end."""
         return self.finished.outputs[0].finish_reason if self.finished is not None else None
 
     async def until_accepted(self) -> Accepted:

@@ -91,7 +91,7 @@ class Program:
 
     @property
     def stderr_suffix(self) -> str:
-        """Return the end of the program's stderr, as a suffix for a message."""
+        """The end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
     async def exit_code(self) -> int | None:
@@ -151,7 +151,7 @@ class Run:
             return Result(scenario=name, outcome="failed", why=f"does not start: {error}")
         try:
             async with asyncio.timeout(self._answer_s):
-                result = await self._converse(program, scenario)
+                result = await self._run_scenario(program, scenario)
         except TimeoutError:
             why = f"no answer within {self._answer_s:g} s{program.stderr_suffix}"
             result = Result(scenario=name, outcome="failed", why=why)
@@ -183,7 +183,7 @@ class Run:
         self._sent_address = address
         return self._program
 
-    async def _converse(self, program: Program, scenario: Scenario) -> Result:
+    async def _run_scenario(self, program: Program, scenario: Scenario) -> Result:
         await program.write_line(scenario.name)
         has_acted = scenario.act is Act.NOTHING
         for _ in range(_MAX_LINES):

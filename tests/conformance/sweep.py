@@ -32,14 +32,14 @@ class LanguageReport:
 
     @property
     def is_well(self) -> bool:
-        """Return whether no scenario failed and the program was built; True also if the language's
-        tools are not installed.
+        """True if no scenario failed and the program was built, or if the language's tools are not
+        installed.
         """
         return not self.not_built and all(result.outcome != "failed" for result in self.results)
 
     @property
     def not_built(self) -> bool:
-        """Return whether the program could not be built although its tools are installed."""
+        """True if the program could not be built although its tools are installed."""
         return not self.results and not self.language.why_not()
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from penstock.executor.trtllm import api, package, source_check
 from penstock.executor.trtllm.source_check import check_source, generation_of, load_facts
-from support.trtllm_facts import all_names, class_paths, facts, members_of, of_the_line
+from support.trtllm_facts import all_names, class_paths, facts, members_of, of_release_1_2
 
 ADAPTER = Path(package.__file__).parent
 OWN_WORDS = {
@@ -58,7 +58,7 @@ def as_recorded(default: Any) -> Any:
 
 
 def recorded_defaults(entries: dict[str, Any]) -> dict[str, Any]:
-    defaults = {name: entry["default"] for name, entry in of_the_line(entries).items()}
+    defaults = {name: entry["default"] for name, entry in of_release_1_2(entries).items()}
     return {
         name: "factory" if isinstance(default, dict) and "factory" in default else default
         for name, default in defaults.items()

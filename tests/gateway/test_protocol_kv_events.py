@@ -21,7 +21,7 @@ from penstock.scheduler.cache_index import CachedBlock
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
-from penstock.server.link.frames import CacheUpdate, SnapshotPart
+from penstock.server.ipc.frames import CacheUpdate, SnapshotPart
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, rich_error, serving

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.link.control_frames import (
+from penstock.server.ipc.control_frames import (
     FROM_CHILD,
     TO_CHILD,
     Launch,

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
+from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.processes.child import Child
 from penstock.server.processes.supervised_process import SupervisedProcess
 from support.patience import PATIENCE_S
@@ -15,7 +15,7 @@ from support.patience import PATIENCE_S
 _CHILD = """\
 import sys
 import threading
-from penstock.server.link.control_frames import Drain, SetLogLevel
+from penstock.server.ipc.control_frames import Drain, SetLogLevel
 from penstock.server.processes.control import ChildControl
 
 control = ChildControl(int(sys.argv[1]))

@@ -22,9 +22,9 @@ from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.engine.loop import EngineLoop, StatusBoardExecutor, StatusPublisher
 from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
-from penstock.server.link.board import BoardView, EngineBoard, create_board
-from penstock.server.link.frames import Frame, Submit, cancel_frame, decode
-from penstock.server.link.wire import FrameBuffer
+from penstock.server.ipc.board import BoardView, EngineBoard, create_board
+from penstock.server.ipc.frames import Frame, Submit, cancel_frame, decode
+from penstock.server.ipc.wire import FrameBuffer
 from support.link import KEPT_LIMITS, FakeEngine, hello, listening, spec
 from support.patience import PATIENCE_S
 

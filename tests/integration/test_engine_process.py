@@ -15,8 +15,8 @@ from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import RequestSpec
 from penstock.server.config import EngineLaunch, ServerConfig, encode_launch
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.frames import EngineHello
+from penstock.server.ipc.unix_port import UnixEnginePort
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.exit_codes import (
     EXIT_CANNOT_START,

@@ -28,8 +28,8 @@ def probe(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=30.0).close()
 
 
-def probe_link(path: str) -> None:
-    """Connect to the link and close, as a starting service does to detect folders of
+def probe_socket(path: str) -> None:
+    """Connect to the engine socket and close, as a starting service does to detect folders of
     dead services.
     """
     with socket.socket(socket.AF_UNIX) as caller:
@@ -39,7 +39,7 @@ def probe_link(path: str) -> None:
 async def test_probes_and_a_clean_stop_log_nothing() -> None:
     arguments = ("--fronts", "2", "--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), *arguments) as service:
-        link = (await service.until_logged("starting:")).split("link=")[1].strip()
+        engine_socket = (await service.until_logged("starting:")).split("socket=")[1].strip()
         metrics = (
             (await service.printed_address("metrics"))
             .removeprefix("http://")
@@ -53,8 +53,8 @@ async def test_probes_and_a_clean_stop_log_nothing() -> None:
         for _ in range(3):
             for address in (service.address, operations, metrics):
                 await asyncio.to_thread(probe, address)
-            probe_link(link)
-            probe_link(link.replace("engine.sock", "observer.sock"))
+            probe_socket(engine_socket)
+            probe_socket(engine_socket.replace("engine.sock", "observer.sock"))
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
     after = lines_of(service)[num_lines:]

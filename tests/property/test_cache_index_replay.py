@@ -16,7 +16,7 @@ from penstock.scheduler.cache_index import CachedBlock, CacheWatch
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
-from support.examples import by_day
+from support.examples import fewer_examples
 
 BLOCK, NUM_BLOCKS, NUM_SLOTS, MAX_LEN = 2, 12, 3, 16
 SALTS = (b"one", b"two")
@@ -165,4 +165,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestCacheIndex = IndexMachine.TestCase
-TestCacheIndex.settings = settings(by_day(20), stateful_step_count=40)
+TestCacheIndex.settings = settings(fewer_examples(20), stateful_step_count=40)

@@ -10,7 +10,7 @@ from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
 from penstock.scheduler.victims import MAX_PREEMPTED, MAX_TENANT_PREEMPTIONS
 from support.core import FakeClock, make_engine, make_spec, run_until_idle, service_of
-from support.examples import by_day
+from support.examples import fewer_examples
 
 MAX_PROMPT = 12
 MAX_OUTPUT = 8
@@ -105,7 +105,7 @@ def test_a_returning_tenant_has_at_most_a_burst_of_service(
     stride=st.integers(2, 4),
     depth=st.sampled_from([1, 2]),
 )
-@by_day(20)
+@fewer_examples(20)
 def test_the_cost_of_tenants_under_their_share_to_others_is_bounded(
     arrivals: list[tuple[str, int, int, int, int]], num_blocks: int, stride: int, depth: int
 ) -> None:

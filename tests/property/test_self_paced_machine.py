@@ -21,7 +21,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from support.core import make_spec
-from support.examples import by_day
+from support.examples import fewer_examples
 from support.self_paced import SelfPacedExecutor, make_self_paced, token_of
 
 BUDGET = 12
@@ -163,4 +163,4 @@ class SelfPacedMachine(RuleBasedStateMachine):
 
 
 TestSelfPaced = SelfPacedMachine.TestCase
-TestSelfPaced.settings = settings(by_day(15), stateful_step_count=40)
+TestSelfPaced.settings = settings(fewer_examples(15), stateful_step_count=40)

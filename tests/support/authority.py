@@ -22,7 +22,7 @@ ISSUER, AUDIENCE = "https://issuer.test", "penstock-test"
 
 @functools.cache
 def _rsa_key(_prefix: str) -> rsa.RSAPrivateKey:
-    """Return a key that all issuers with this prefix have: it takes long to generate."""
+    """Return the RSA key that all issuers with this prefix share, because generation is slow."""
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 

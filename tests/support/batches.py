@@ -25,7 +25,7 @@ def batch_of(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]], **changes
     return Batch(arrays=arrays, slots=slots, starts=starts, num_tokens=num_tokens, **fields)
 
 
-def seat(arrays: SlotArrays, spec: RequestSpec, slot: int) -> Request:
+def fill_slot(arrays: SlotArrays, spec: RequestSpec, slot: int) -> Request:
     """Return a request without output in `slot`, after filling that row of `arrays`."""
     request = Request(
         spec=spec, sequence=spec.key, tokens=spec.prompt_ids, block_hashes=[], slot=slot

@@ -3,7 +3,7 @@
 from hypothesis import settings
 
 
-def by_day(num_examples: int) -> settings:
+def fewer_examples(num_examples: int) -> settings:
     """Return settings with `num_examples` in the default profile, else the profile's number."""
     usual = settings.get_profile("default").max_examples
     num = settings().max_examples

@@ -37,7 +37,7 @@ def make_executor(clock: VirtualClock, *, depth: int = 1, **limits: int) -> Simu
 
 
 class _CopyingListeners(EngineListeners):
-    """Also adds each step note and its measure to `recorded`."""
+    """Engine listeners that also add each step note and its measure to `recorded`."""
 
     def __init__(self, recorded: "RecordedEngine") -> None:
         super().__init__(recorded.writer)

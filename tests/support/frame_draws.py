@@ -16,8 +16,8 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.quotas import MAX_QUOTA, QuotaBreach
 from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKind, RequestSpec
-from penstock.server.link.frames import TRACE_ID_BYTES, Cancel, Frame, FrontHello, Submit
-from penstock.server.link.step_frames import StepFrame
+from penstock.server.ipc.frames import TRACE_ID_BYTES, Cancel, Frame, FrontHello, Submit
+from penstock.server.ipc.step_frames import StepFrame
 from penstock.server.observe.frames import Heartbeat
 
 KEYS = st.integers(1, 2**63 - 1)

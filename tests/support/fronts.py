@@ -34,8 +34,8 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
-from penstock.server.link.frames import Attached, KeptRequest
-from penstock.server.link.ports import (
+from penstock.server.ipc.frames import Attached, KeptRequest
+from penstock.server.ipc.ports import (
     AttachListener,
     CacheListener,
     DetachListener,

@@ -29,9 +29,9 @@ from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.engine.loop import EngineLoop
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePortListener
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.frames import EngineHello
+from penstock.server.ipc.ports import EnginePortListener
+from penstock.server.ipc.unix_port import UnixEnginePort
 from support.patience import PATIENCE_S
 
 INFO = ExecutorInfo(
@@ -77,8 +77,9 @@ def simulated_engine() -> Engine:
 
 
 class FakeEngine(Engine):
-    """Does not schedule: records what it receives, and each step returns events that the test has
-    put into `news`. `all_taken` is set when a step has taken the last of them.
+    """An engine that does not schedule: it records requests and cancels, and each step returns the
+    next events that the test has put into `updates`. `all_taken` is set when a step has taken the
+    last of them.
     """
 
     def __init__(self) -> None:
@@ -119,8 +120,9 @@ class FakeEngine(Engine):
 
 
 class EngineLink:
-    """The engine's end of the link, as in an engine process: the listening socket, the connections
-    of fronts and the dispatcher. It runs when `pump` is called or, after `run`, on `thread`.
+    """The engine's end of its connections, as in an engine process: the listening socket, the
+    connections of fronts and the dispatcher. It runs when `pump` is called or, after `run`, on
+    `thread`.
 
     `clock`: the engine's clock. `limits`: other arguments of FrontConnections; by default a clock
     that stands still, so that no front exceeds a time limit. `settings`: other arguments of

@@ -80,7 +80,7 @@ class MortalFronts:
         return reason
 
     async def finish(self, got: list[pb.GenerateResponse]) -> None:
-        """Resume until the stream has ended."""
+        """Resume until the stream has ended. Raises AssertionError after 60 attempts."""
         for number in range(_MAX_ATTEMPTS):
             if got and got[-1].HasField("finished"):
                 return

@@ -1,9 +1,9 @@
-"""One end of the connection between a front and the observer, for tests that play that end."""
+"""One end of the connection between a front and the observer, for tests that act as that end."""
 
 import asyncio
 import socket
 
-from penstock.server.link.wire import FrameBuffer
+from penstock.server.ipc.wire import FrameBuffer
 from penstock.server.observe.frames import ObserverFrame, decode, encode
 from support.patience import PATIENCE_S
 

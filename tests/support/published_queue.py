@@ -4,7 +4,7 @@ import os
 import weakref
 
 from penstock.scheduler.engine import Engine
-from penstock.server.link.board import BoardView, EngineBoard, create_board
+from penstock.server.ipc.board import BoardView, EngineBoard, create_board
 
 
 class PublishedBoard:

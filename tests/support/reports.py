@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.scheduler.events import Residency, Wait
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.flight.layout import STEP, EventKind, FlightFacts
 from penstock.server.observe.flight.memory import (
     EVENT_RING,

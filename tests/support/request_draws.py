@@ -1,4 +1,4 @@
-"""Requests with any of their fields set to anything that its type allows."""
+"""A Hypothesis strategy for requests with any fields set to any values that their types allow."""
 
 import math
 
@@ -30,7 +30,7 @@ def scalar(field: FieldDescriptor) -> st.SearchStrategy[object]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerateRequest:
-    """Return requests with few or many fields set to anything their types allow."""
+    """Return a request with few or many fields set to any values that their types allow."""
     message = GenerateRequest()
     fill(draw, message, GenerateRequest.DESCRIPTOR, draw(st.sampled_from([1, 2, 8, 16])))
     return message

@@ -25,7 +25,7 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.unix_port import UnixEnginePort
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
@@ -174,7 +174,7 @@ def stepped_engine(
     front: FrontConfig | None = None,
     **executor: Any,
 ) -> tuple[WatchedEngine, EngineLink]:
-    """Return an engine, and the link by which fronts reach it. `executor`: as in `stepped`."""
+    """Return an engine and its connections to fronts. `executor`: as in `stepped`."""
     config = scheduler or SchedulerConfig(max_num_waiting=64)
     settings: dict[str, Any] = {
         "num_blocks": 64,

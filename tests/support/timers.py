@@ -34,7 +34,7 @@ class FakeTimers:
 
     @property
     def pending(self) -> list[float]:
-        """Return the due times of the timers that have neither run nor been cancelled, sorted."""
+        """The due times of the timers that have neither run nor been cancelled, sorted."""
         return sorted(timer.when for timer in self._timers if not timer.is_cancelled)
 
     def advance(self, duration_s: float) -> None:

@@ -71,7 +71,9 @@ def _hook_last_layer(forward: CpuFusedForward, hook: Callable[[], None]) -> None
 
 
 def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
-    """Make steps of either path raise; the fused one once the whole step is queued."""
+    """Make a step raise the exception that `raises` returns for its batch: a TorchExecutor's
+    before its last layer, the fused CUDA executor's after the whole step is queued.
+    """
     if isinstance(executor, TorchExecutor):
         TorchSaboteur(executor, raises)
         return

@@ -78,8 +78,8 @@ def stepped_by_hand(executor: TrtllmExecutor) -> Callable[[], None]:
 
 
 class TrtllmHarness:
-    """A small engine. Its stand-in is paused after the start and its event loop's clock is stopped,
-    unless `is_free`.
+    """A scheduler over the TensorRT-LLM executor, with small limits. The stand-in of TensorRT-LLM
+    is paused after the start and its event loop's clock is stopped, unless `is_free`.
 
     `fake`: settings of the stand-in. `scheduler`, `watch`: fields of SchedulerConfig and
     WatchSettings. `config`: other fields of TrtllmConfig.
@@ -146,7 +146,7 @@ class TrtllmHarness:
 
     @property
     def num_in_engine(self) -> int:
-        """Return how many requests TensorRT-LLM has not released, by the executor's accounting."""
+        """Number of requests that TensorRT-LLM has not released, by the executor's accounting."""
         return self.executor._blocks.num_in_engine
 
     @property
@@ -156,8 +156,8 @@ class TrtllmHarness:
 
     @property
     def submitted_keys(self) -> list[int]:
-        """Return the keys of the submitted requests, derived from the prompts that `make_spec`
-        chose by key.
+        """The keys of the submitted requests, derived from their prompts, which `make_spec` chose
+        by key.
         """
         return [item.prompt_token_ids[0] // 100 for item in self.submitted]
 

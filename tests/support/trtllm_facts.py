@@ -24,7 +24,7 @@ def _mark_later(known: dict[str, Any], later: dict[str, Any]) -> None:
             _mark_later(known[name], entry)
 
 
-def of_the_line(entries: dict[str, Any]) -> dict[str, Any]:
+def of_release_1_2(entries: dict[str, Any]) -> dict[str, Any]:
     """Return only the entries that release 1.2 has."""
     return {name: entry for name, entry in entries.items() if entry.get("since") in (None, "1.2")}
 

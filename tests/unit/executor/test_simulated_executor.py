@@ -15,7 +15,7 @@ from penstock.executor.simulated.shadow import DeviceCheckError
 from penstock.scheduler.batch import StepResult
 from penstock.scheduler.request import Request, RequestSpec, SamplingParams
 from penstock.scheduler.slot_arrays import SlotArrays
-from support.batches import batch_of, seat
+from support.batches import batch_of, fill_slot
 from support.simulated_output import simulated_output
 
 VOCAB = 500
@@ -61,7 +61,7 @@ class Hand:
         self._released: list[int] = []
 
     def admit(self, spec: RequestSpec, slot: int) -> None:
-        self._admitted.append(seat(self.arrays, spec, slot))
+        self._admitted.append(fill_slot(self.arrays, spec, slot))
         self.arrays.num_blocks[slot] = 4
         self.arrays.block_table[slot, :4] = np.arange(4 * slot, 4 * slot + 4)
 

@@ -22,7 +22,7 @@ from penstock.executor.torch.paged_attention import PagedAttention, Scoring, Til
 from penstock.executor.torch.prepacked_linear import can_prepack, prepack_linears
 from penstock.executor.torch.step_inputs import StepInputs, split_by_length
 from penstock.scheduler.slot_arrays import SlotArrays
-from support.batches import batch_of, seat
+from support.batches import batch_of, fill_slot
 from support.core import make_spec
 
 BLOCK_SIZE = 16
@@ -69,7 +69,7 @@ class Paged:
         shuffled = np.random.default_rng(0).permutation(200)
         self.keys, self.values = [], []
         for slot, length in enumerate(lengths):
-            seat(self.arrays, make_spec(slot + 1, [5] * length, hashed=False), slot)
+            fill_slot(self.arrays, make_spec(slot + 1, [5] * length, hashed=False), slot)
             num_blocks = -(-length // BLOCK_SIZE)
             self.arrays.block_table[slot, :num_blocks] = shuffled[:num_blocks]
             shuffled = shuffled[num_blocks:]

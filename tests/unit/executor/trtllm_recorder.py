@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.executor.trtllm.package import Package
-from support.trtllm_facts import facts, of_the_line
+from support.trtllm_facts import facts, of_release_1_2
 
 _CLASSES = facts()["classes"]
 SAMPLING_FIELDS = frozenset(_CLASSES["tensorrt_llm.SamplingParams"]["fields"])
 GENERATE_ARGUMENTS = frozenset(
-    of_the_line(_CLASSES["tensorrt_llm.LLM"]["methods"]["generate_async"]["parameters"])
+    of_release_1_2(_CLASSES["tensorrt_llm.LLM"]["methods"]["generate_async"]["parameters"])
 )
 """Of release 1.2; sampling fields also of later releases."""
 

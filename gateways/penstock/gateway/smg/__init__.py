@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.server.front.front import Front
-    from penstock.server.link.board import BoardView
+    from penstock.server.ipc.board import BoardView
     from penstock.server.rpc.access_control import AccessControl
     from penstock.server.rpc.gateway_service import GatewayService
 

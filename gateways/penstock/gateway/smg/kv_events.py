@@ -28,7 +28,7 @@ from penstock.server.front.event_router import STALLED
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
 from penstock.server.front.watched_write import SharedWriter
-from penstock.server.link.frames import CacheUpdate
+from penstock.server.ipc.frames import CacheUpdate
 from penstock.server.rpc.access_control import AccessControl, require
 from penstock.server.rpc.handlers import Context
 from penstock.server.rpc.parsing import parse

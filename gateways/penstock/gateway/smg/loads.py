@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.front.events import Usage
-from penstock.server.link.board import NO_LOAD, BoardView, LoadState
+from penstock.server.ipc.board import NO_LOAD, BoardView, LoadState
 
 _WINDOW_S: Final = 10.0
 _MIN_SPAN_S: Final = 1.0

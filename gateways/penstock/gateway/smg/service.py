@@ -44,8 +44,8 @@ from penstock.server.front.errors import (
     unsupported_feature,
 )
 from penstock.server.front.front import Front
-from penstock.server.link.board import BoardView
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.board import BoardView
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper

@@ -21,8 +21,8 @@ from penstock.server.engine.kept_streams import (
     KeptStreams,
 )
 from penstock.server.engine.quarantine import Quarantine
-from penstock.server.link.cache_feeds import CacheFeeds
-from penstock.server.link.frames import (
+from penstock.server.ipc.cache_feeds import CacheFeeds
+from penstock.server.ipc.frames import (
     Attach,
     Attached,
     AttachFailure,
@@ -43,8 +43,8 @@ from penstock.server.link.frames import (
     ViewQuery,
     encode,
 )
-from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.step_frames import FRONT_SHIFT, StepFrame, split_by_front
+from penstock.server.ipc.wire import FrameError
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Dispatcher:
     def handle_frame(self, front_id: int, frame: Frame) -> bytes | None:
         """Handle one frame from a front and return the response frame, if any.
 
-        Raises LinkError if the front violates the protocol; the caller must then close the
+        Raises FrameError if the front violates the protocol; the caller must then close the
         connection.
         """
         match frame:
@@ -168,14 +168,14 @@ class Dispatcher:
             case Unfollow(ticket=ticket):
                 self._cache_feeds.unfollow(front_id, ticket)
             case other:
-                raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
+                raise FrameError(f"unexpected frame from a front: {type(other).__name__}")
         return None
 
     def handle_observer_frame(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
         """Handle one frame from an observer.
 
-        The response is passed to `answer`, possibly later and from another thread. Raises LinkError
-        if the observer violates the protocol.
+        The response is passed to `answer`, possibly later and from another thread. Raises
+        FrameError if the observer violates the protocol.
         """
         match frame:
             case ViewQuery(ticket=ticket):
@@ -187,7 +187,7 @@ class Dispatcher:
                     encode(CommandResult(ticket=ticket, problem="this engine accepts no commands"))
                 )
             case other:
-                raise LinkError(f"unexpected frame from an observer: {type(other).__name__}")
+                raise FrameError(f"unexpected frame from an observer: {type(other).__name__}")
 
     def step(self) -> list[tuple[int, bytes]]:
         """Execute pending cancellations, submit the next request on probation, and run one engine
@@ -317,9 +317,9 @@ class Dispatcher:
         keys = [spec.key for spec in specs]
         for key in keys:
             if key >> FRONT_SHIFT != front_id:
-                raise LinkError(f"key {key} does not belong to front {front_id}")
+                raise FrameError(f"key {key} does not belong to front {front_id}")
         if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
-            raise LinkError("a key is used twice")
+            raise FrameError("a key is used twice")
         if not self._release_previous(front_id, specs, kept):
             return
         if kept is not None and self.kept.find(kept.name) is None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.server.engine.dispatch import Dispatcher
-from penstock.server.link.frames import Frame, FrontHello, ObserverHello, decode
-from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.ipc.frames import Frame, FrontHello, ObserverHello, decode
+from penstock.server.ipc.wire import FrameBuffer, FrameError
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ class FrontConnections:
                 if self._clock() >= self._until_s:
                     self._unhandled[connection] = None
                     return
-        except LinkError as error:
+        except FrameError as error:
             self._drop(connection, f"it violated the protocol: {error}")
         connection.received = None
 
@@ -251,7 +251,7 @@ class FrontConnections:
             connection.is_observer = True
             return self.dispatcher.hello_frame
         if not isinstance(hello, FrontHello):
-            raise LinkError("the first frame is not a hello")
+            raise FrameError("the first frame is not a hello")
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
             # The front reconnected before the loss of its old connection was detected.

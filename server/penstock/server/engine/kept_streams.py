@@ -33,8 +33,8 @@ from penstock.scheduler.events import (
 )
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
-from penstock.server.link.wire import MAX_FRAME_BYTES
+from penstock.server.ipc.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
+from penstock.server.ipc.wire import MAX_FRAME_BYTES
 from penstock.server.tenants import TenantBytes
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
-from penstock.server.link.board import EngineBoard
+from penstock.server.ipc.board import EngineBoard
 
 _MAX_WAIT_S = 0.5
 """Maximum wait, in seconds. A longer wait would delay the heartbeat, and the detection of a

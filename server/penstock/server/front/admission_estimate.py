@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from penstock.server.front.errors import ErrorReason, Failure, RequestError, invalid_field
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.board import BoardView
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.board import BoardView
+from penstock.server.ipc.frames import EngineHello
 
 _CLOSE = 8
 """If the queue has space for fewer requests per front than this, a front uses only its share of the

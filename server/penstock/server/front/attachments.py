@@ -26,9 +26,9 @@ from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.link.frames import Attached, AttachFailure, EngineHello, ResumeSpec
-from penstock.server.link.ports import EnginePort, EngineUnavailable
-from penstock.server.link.step_frames import part_of
+from penstock.server.ipc.frames import Attached, AttachFailure, EngineHello, ResumeSpec
+from penstock.server.ipc.ports import EnginePort, EngineUnavailable
+from penstock.server.ipc.step_frames import part_of
 from penstock.server.tenants import PriorityCeilings, engine_request_id
 
 _POLL_INTERVAL_S: Final = 0.05

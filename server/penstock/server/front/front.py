@@ -32,8 +32,8 @@ from penstock.server.front.replay import Replays
 from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.watched_write import SharedWriter
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePort, EngineUnavailable
+from penstock.server.ipc.frames import EngineHello
+from penstock.server.ipc.ports import EnginePort, EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id, new_request_id

@@ -15,9 +15,9 @@ import numpy as np
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
-from penstock.server.link.ports import EnginePort
-from penstock.server.link.step_frames import StepFrame
+from penstock.server.ipc.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
+from penstock.server.ipc.ports import EnginePort
+from penstock.server.ipc.step_frames import StepFrame
 from penstock.server.tenants import TenantBytes, engine_request_id
 
 

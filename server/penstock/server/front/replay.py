@@ -27,7 +27,7 @@ from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import Submission
-from penstock.server.link.ports import EnginePort, EngineUnavailable
+from penstock.server.ipc.ports import EnginePort, EngineUnavailable
 
 logger = logging.getLogger(__name__)
 

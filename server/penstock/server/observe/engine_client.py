@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
-from penstock.server.link.frames import (
+from penstock.server.ipc.connection import Connection, PendingCalls, PersistentConnection
+from penstock.server.ipc.frames import (
     Action,
     Command,
     CommandResult,
@@ -24,8 +24,8 @@ from penstock.server.link.frames import (
     decode,
     encode,
 )
-from penstock.server.link.ports import EngineUnavailable
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.ports import EngineUnavailable
+from penstock.server.ipc.wire import FrameError
 
 _PAUSES_S = (0.05, 1.0)
 _MAX_UNSENT_BYTES = 1024 * 1024
@@ -114,7 +114,7 @@ class EngineClient:
             case CommandResult() as answer:
                 self._commands.answer(answer.ticket, answer)
             case other:
-                raise LinkError(f"unexpected frame from the engine: {type(other).__name__}")
+                raise FrameError(f"unexpected frame from the engine: {type(other).__name__}")
 
     def _on_closed(self, line: Connection[Frame]) -> None:
         del line

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from penstock.server.link.connection import Connection, PersistentConnection
-from penstock.server.link.frames import CarryOut, Command, CommandResult
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.connection import Connection, PersistentConnection
+from penstock.server.ipc.frames import CarryOut, Command, CommandResult
+from penstock.server.ipc.wire import FrameError
 from penstock.server.observe.frames import (
     FrontView,
     Heartbeat,
@@ -230,7 +230,7 @@ class Exporter:
 
                 self._carry_out(command, answer)
             case other:
-                raise LinkError(f"unexpected frame from an observer: {type(other).__name__}")
+                raise FrameError(f"unexpected frame from an observer: {type(other).__name__}")
 
     def _answer_live(self, line: _Line, ticket: int) -> None:
         # Encode and send in parts, so that the streams on this event loop are not delayed.

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.server.link.frames import Command, CommandResult
-from penstock.server.link.wire import Codec, TaggedFrame
+from penstock.server.ipc.frames import Command, CommandResult
+from penstock.server.ipc.wire import Codec, TaggedFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

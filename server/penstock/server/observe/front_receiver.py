@@ -12,9 +12,9 @@ import socket
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.server.link.connection import Connection, PendingCalls
-from penstock.server.link.frames import Action, Command, CommandResult
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.connection import Connection, PendingCalls
+from penstock.server.ipc.frames import Action, Command, CommandResult
+from penstock.server.ipc.wire import FrameError
 from penstock.server.observe.frames import (
     FrontView,
     Heartbeat,
@@ -193,7 +193,7 @@ class FrontReceiver:
             line.name = f"front {frame.front_id}"
             self._lines[line] = self._by_id[frame.front_id] = front
         else:
-            raise LinkError("the first frame is not a hello")
+            raise FrameError("the first frame is not a hello")
 
     def _handle_frame(self, front: _Front, frame: ObserverFrame) -> None:
         match frame:
@@ -207,7 +207,7 @@ class FrontReceiver:
             case CommandResult() as answer:
                 front.commands.answer(answer.ticket, answer)
             case other:
-                raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
+                raise FrameError(f"unexpected frame from a front: {type(other).__name__}")
 
     def _add_records(self, payloads: tuple[bytes, ...]) -> None:
         records: list[RequestRecord] = []

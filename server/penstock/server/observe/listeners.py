@@ -17,7 +17,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.request_record import RequestRecord
 

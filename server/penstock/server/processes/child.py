@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.server.link.connection import Connection
-from penstock.server.link.control_frames import (
+from penstock.server.ipc.connection import Connection
+from penstock.server.ipc.control_frames import (
     FROM_CHILD,
     TO_CHILD,
     EngineLost,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from penstock.server.link.control_frames import SetLogLevel
-from penstock.server.link.frames import MAX_PROFILE_S, Command, CommandResult, Profile
+from penstock.server.ipc.control_frames import SetLogLevel
+from penstock.server.ipc.frames import MAX_PROFILE_S, Command, CommandResult, Profile
 from penstock.server.observe.logs import set_log_level
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from penstock.server.config import EngineLaunch, FrontLaunch, ObserverLaunch, decode_launch
-from penstock.server.link.control_frames import (
+from penstock.server.ipc.control_frames import (
     FROM_CHILD,
     TO_CHILD,
     EngineLost,
@@ -33,7 +33,7 @@ from penstock.server.link.control_frames import (
     StopReceived,
     ToChild,
 )
-from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.ipc.wire import FrameBuffer, FrameError
 from penstock.server.observe.logs import configure_logging
 from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 
@@ -121,7 +121,7 @@ class ChildControl:
 
         Terminates the process if the connection ends before they arrive.
         """
-        with contextlib.suppress(OSError, LinkError):
+        with contextlib.suppress(OSError, FrameError):
             for first, *rest in self._received():
                 if isinstance(first, Launch):
                     # The command to stop may arrive in the same read.
@@ -177,7 +177,7 @@ class ChildControl:
                 yield frames
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError, LinkError):
+        with contextlib.suppress(OSError, FrameError):
             for frame in self._early:
                 self._handle_frame(frame)
             for frames in self._received():
@@ -205,7 +205,7 @@ class ChildControl:
                 self.send(StopReceived())
                 self._stop()
             case Launch():
-                raise LinkError("settings were received twice")
+                raise FrameError("settings were received twice")
 
 
 def _remove_folder(folder: Path) -> None:

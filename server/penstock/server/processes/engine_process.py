@@ -29,8 +29,8 @@ from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.engine.loop import EngineLoop, StatusBoardExecutor, StatusPublisher
 from penstock.server.engine.quarantine import Quarantine
 from penstock.server.gateways import NO_GATEWAY
-from penstock.server.link.board import EngineBoard, create_board
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.board import EngineBoard, create_board
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.flight.layout import FlightError, facts_of
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.listeners import EngineListeners

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from penstock.server.config import EngineLaunch, encode_launch
 from penstock.server.engine.quarantine import SuspectedRequest
-from penstock.server.link.board import BoardView
+from penstock.server.ipc.board import BoardView
 from penstock.server.observe.config import FlightConfig
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child

@@ -26,8 +26,8 @@ from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.spare_memory import map_large_blocks_separately
 from penstock.server.gateways import NO_GATEWAY, load_gateway
-from penstock.server.link.board import BoardView, FrontHeartbeat
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.board import BoardView, FrontHeartbeat
+from penstock.server.ipc.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Heartbeat, Hello
 from penstock.server.observe.heartbeat_timer import HeartbeatTimer

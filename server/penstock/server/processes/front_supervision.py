@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from penstock.server.config import FrontLaunch, encode_launch
-from penstock.server.link.board import HeartbeatView
+from penstock.server.ipc.board import HeartbeatView
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
 from penstock.server.processes.hang_watch import HangWatch

@@ -22,7 +22,7 @@ from penstock.scheduler.live_view import LiveView
 from penstock.server import process_table
 from penstock.server.config import ObserverLaunch
 from penstock.server.gateways import NO_GATEWAY, load_gateway
-from penstock.server.link.board import BoardView, LoadState
+from penstock.server.ipc.board import BoardView, LoadState
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView

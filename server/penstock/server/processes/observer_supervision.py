@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.server.config import ObserverLaunch, encode_launch
-from penstock.server.link.control_frames import FromChild
+from penstock.server.ipc.control_frames import FromChild
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.processes.child import Child
 from penstock.server.processes.service_sockets import listen, reserve_port

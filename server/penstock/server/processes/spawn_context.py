@@ -31,7 +31,7 @@ class SpawnContext:
         observer_path: The Unix socket of the observer, None without an observer.
         flight_fd: Descriptor of the flight recorder's memory, -1 without a recorder.
         board_fd, heartbeats_fd: Descriptors of the engine's status board and of the fronts'
-            heartbeats, see `penstock.server.link.board`.
+            heartbeats, see `penstock.server.ipc.board`.
         started_s: Start of the service in seconds on the monotonic clock.
     """
 

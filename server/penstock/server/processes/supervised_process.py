@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.server.link.control_frames import FromChild, StopReceived
+from penstock.server.ipc.control_frames import FromChild, StopReceived
 from penstock.server.observe.logs import IN_BANNER
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child, ChildFailed

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.config import ServerConfig
-from penstock.server.link.board import create_board, create_heartbeats
-from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
+from penstock.server.ipc.board import create_board, create_heartbeats
+from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.observe.logs import IN_BANNER, LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
 from penstock.server.processes.engine_supervision import EngineSupervision, FlightMemory
@@ -131,7 +131,7 @@ class Supervisor:
             self._open_sockets(stack)
             self._open_memories(stack)
             logger.info(
-                "starting: model=%s port=%d link=%s",
+                "starting: model=%s port=%d socket=%s",
                 self._config.model,
                 self._port,
                 self._socket_path,

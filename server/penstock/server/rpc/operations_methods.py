@@ -22,7 +22,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.conventions import DEFAULT_PROFILE_S, MAX_PAGE_SIZE
 from penstock.server.front.errors import ErrorReason, Failure, invalid_field, request_error
-from penstock.server.link.frames import MAX_PROFILE_S
+from penstock.server.ipc.frames import MAX_PROFILE_S
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
     OperationsError,

@@ -22,8 +22,8 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Failure
 from penstock.server.front.front import Front
 from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePort
+from penstock.server.ipc.frames import EngineHello
+from penstock.server.ipc.ports import EnginePort
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc import (
     generation_service,

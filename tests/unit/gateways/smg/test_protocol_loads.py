@@ -10,7 +10,7 @@ import pytest
 
 from penstock.gateway.smg.loads import LoadReport
 from penstock.server.front.events import Usage
-from penstock.server.link.board import BoardView, LoadState
+from penstock.server.ipc.board import BoardView, LoadState
 from support.fronts import INFO
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from penstock.scheduler.request import RequestSpec
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.kept_streams import KeptLimits
-from penstock.server.link.frames import Detach, KeptRequest, ResumeSpec, Submit, decode
-from penstock.server.link.wire import FrameBuffer
+from penstock.server.ipc.frames import Detach, KeptRequest, ResumeSpec, Submit, decode
+from penstock.server.ipc.wire import FrameBuffer
 from support.link import KEPT_LIMITS, hello, spec
 from support.self_paced import make_self_paced
 

@@ -15,9 +15,9 @@ from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Qu
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.kept_streams import NO_FRONT, KeptLimits, KeptStream, KeptStreams
-from penstock.server.link.frames import Attached, KeptRequest, ResumeSpec, encode
-from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame
-from penstock.server.link.wire import MAX_FRAME_BYTES
+from penstock.server.ipc.frames import Attached, KeptRequest, ResumeSpec, encode
+from penstock.server.ipc.step_frames import FRONT_SHIFT, StepFrame
+from penstock.server.ipc.wire import MAX_FRAME_BYTES
 from support.core import FakeClock
 
 GRACE_S = 10.0

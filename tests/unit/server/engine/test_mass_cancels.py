@@ -9,7 +9,7 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.engine.dispatch import Dispatcher
-from penstock.server.link.frames import Cancel, Submit
+from penstock.server.ipc.frames import Cancel, Submit
 from support.link import KEPT_LIMITS, FakeEngine, hello, spec
 from support.self_paced import make_self_paced
 

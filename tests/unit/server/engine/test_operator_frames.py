@@ -16,7 +16,7 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
-from penstock.server.link.frames import (
+from penstock.server.ipc.frames import (
     Cancel,
     Command,
     CommandResult,
@@ -30,7 +30,7 @@ from penstock.server.link.frames import (
     decode,
     encode,
 )
-from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.ipc.wire import FrameBuffer, FrameError
 from support.link import KEPT_LIMITS, FakeEngine, hello
 from support.patience import PATIENCE_S
 
@@ -75,7 +75,7 @@ def test_an_observer_cannot_cancel_requests() -> None:
     dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
     cancel = Cancel(keys=np.zeros(1, dtype=np.int64), reason=FinishReason.CANCELLED)
     answers: list[bytes] = []
-    with pytest.raises(LinkError, match="unexpected frame from an observer: Cancel"):
+    with pytest.raises(FrameError, match="unexpected frame from an observer: Cancel"):
         dispatcher.handle_observer_frame(cancel, answers.append)
     assert answers == []
 

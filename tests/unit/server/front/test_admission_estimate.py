@@ -14,7 +14,7 @@ from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import Urgency
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 from support.fronts import INFO
 from support.published_queue import PublishedBoard
 from support.replay_site import generation

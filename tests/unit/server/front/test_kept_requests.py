@@ -6,8 +6,8 @@ import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.server.front.kept_requests import KeptResults
-from penstock.server.link.frames import KeptRequest, ResumeSpec
-from penstock.server.link.step_frames import StepFrame
+from penstock.server.ipc.frames import KeptRequest, ResumeSpec
+from penstock.server.ipc.step_frames import StepFrame
 
 MAX_BYTES = 100_000
 

@@ -35,7 +35,7 @@ from penstock.server.front.generation import (
 )
 from penstock.server.front.replay import MAX_UNSENT_BYTES
 from penstock.server.front.submission import CallTimes
-from penstock.server.link.ports import EngineUnavailable
+from penstock.server.ipc.ports import EngineUnavailable
 from penstock.server.observe.request_record import SegmentKind
 from penstock.server.text.model_text import ModelText
 from support.fronts import INFO, admitted, flat_logprobs

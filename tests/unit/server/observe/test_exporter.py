@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.link.control_frames import SetLogLevel
-from penstock.server.link.frames import Command, CommandResult
+from penstock.server.ipc.control_frames import SetLogLevel
+from penstock.server.ipc.frames import Command, CommandResult
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
     FrontView,

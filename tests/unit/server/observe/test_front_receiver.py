@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from penstock.server.link.frames import Command, CommandResult, Profile
+from penstock.server.ipc.frames import Command, CommandResult, Profile
 from penstock.server.observe.flight.layout import FACTS_OFFSET, GENERATION_OFFSET
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.flight_source import FlightSource

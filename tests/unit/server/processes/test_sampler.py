@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from penstock.server.link.control_frames import SetLogLevel
-from penstock.server.link.frames import Command, CommandResult, Profile
+from penstock.server.ipc.control_frames import SetLogLevel
+from penstock.server.ipc.frames import Command, CommandResult, Profile
 from penstock.server.processes.command_runner import CommandRunner, sample
 
 

@@ -1,7 +1,7 @@
 """Messages between the processes of the load generator, over a `multiprocessing` pipe that an event
 loop reads.
 
-The frames of `server.link.wire` are limited to 64 MiB: a plan may have a million requests.
+The frames of `server.ipc.wire` are limited to 64 MiB: a plan may have a million requests.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.server.link.wire import TaggedFrame
+from penstock.server.ipc.wire import TaggedFrame
 from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.server.link.board import LoadState
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.board import LoadState
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.listeners import NO_TOTALS, ServiceListener
 from penstock.server.observe.metrics import catalogue, labels

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import WaitReason
-from penstock.server.link.board import NO_LOAD, LoadState
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.board import NO_LOAD, LoadState
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.metrics import catalogue
 from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.tables import MetricTables

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
-from penstock.server.link.frames import MAX_PROFILE_S, Action, Command, CommandResult, Profile
-from penstock.server.link.ports import EngineUnavailable
+from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
+from penstock.server.ipc.frames import MAX_PROFILE_S, Action, Command, CommandResult, Profile
+from penstock.server.ipc.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.error_reason import REJECTIONS
-from penstock.server.link.frames import EngineHello
+from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.frames import Heartbeat, OutcomeCount
 from penstock.server.observe.listeners import NO_TOTALS, ServiceListener
 from penstock.server.observe.operations.engine_steps import DurationWindow, EngineSteps

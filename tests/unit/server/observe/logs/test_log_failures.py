@@ -9,7 +9,7 @@ import pytest
 
 from penstock.scheduler.executor import ExecutorDied
 from penstock.server.front.errors import ErrorReason, request_error
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.wire import FrameError
 from penstock.server.observe.logs.lines import MAX_FAILURES, MAX_FRAMES, failures_of
 from penstock.server.text.errors import TextError
 
@@ -67,7 +67,7 @@ def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple
         (MemoryError("4 GiB"), "4 GiB"),
         (OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
         (ExecutorDied("the engine: said nothing"), "the engine: said nothing"),
-        (LinkError("no hello"), "no hello"),
+        (FrameError("no hello"), "no hello"),
         (_Shy(), ""),
     ],
 )
@@ -81,10 +81,10 @@ def test_ours_are_cut_where_they_may_quote_what_they_come_from() -> None:
     foreign = RuntimeError(CANARY)
     died = raised(ExecutorDied(f"step 3: RuntimeError: {CANARY}"), foreign)
     assert words(died) == [("ExecutorDied", "step 3"), ("RuntimeError", "")]
-    ours = raised(ExecutorDied("the engine died: it is not healthy"), LinkError("no hello"))
+    ours = raised(ExecutorDied("the engine died: it is not healthy"), FrameError("no hello"))
     assert words(ours) == [
         ("ExecutorDied", "the engine died: it is not healthy"),
-        ("LinkError", "no hello"),
+        ("FrameError", "no hello"),
     ]
 
 
@@ -93,9 +93,9 @@ def test_an_origin_that_is_hidden_counts_and_is_not_reported() -> None:
         try:
             int(CANARY)
         except ValueError as error:
-            raise LinkError(f"no number: {error}") from None
+            raise FrameError(f"no number: {error}") from None
 
-    assert words(caught(act)) == [("LinkError", "no number")]
+    assert words(caught(act)) == [("FrameError", "no number")]
 
 
 def test_with_the_switch_all_messages_are_logged() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.scheduler.events import WaitReason
-from penstock.server.link.board import LoadState
+from penstock.server.ipc.board import LoadState
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_samples import read, value
 from support.reports import engine_hello, heartbeat, steps

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
-from penstock.server.link.frames import Action, Command, CommandResult, Profile
-from penstock.server.link.ports import EngineUnavailable
+from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
+from penstock.server.ipc.frames import Action, Command, CommandResult, Profile
+from penstock.server.ipc.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
 from penstock.server.observe.operations.service import Operations

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.server.link.board import (
+from penstock.server.ipc.board import (
     BoardError,
     BoardView,
     EngineBoard,

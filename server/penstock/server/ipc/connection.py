@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from penstock.server.link.wire import MAX_FRAME_BYTES, FrameBuffer, LinkError
+from penstock.server.ipc.wire import MAX_FRAME_BYTES, FrameBuffer, FrameError
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
     """One connection, from open to close. `name` is the name of the peer for logs.
 
     `decode` decodes the body of a frame and `on_frame` receives the result. If either raises
-    LinkError, the connection is closed. `on_open` and `on_closed` are each called once. A peer that
-    does not read is disconnected when more than `max_unsent_bytes` are unsent. With `on_writable`,
-    at most one frame is buffered here: the caller writes only while `is_writable`, and again when
-    `on_writable` is called.
+    FrameError, the connection is closed. `on_open` and `on_closed` are each called once. A peer
+    that does not read is disconnected when more than `max_unsent_bytes` are unsent. With
+    `on_writable`, at most one frame is buffered here: the caller writes only while `is_writable`,
+    and again when `on_writable` is called.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
         try:
             for body in self._frames.feed(data):
                 self._on_frame(self, self._decode(body))
-        except LinkError as error:
+        except FrameError as error:
             logger.warning("%s violated the protocol: %s", self.name, error)
             self.is_broken = True
             self.abort()

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.frames import (
+from penstock.server.ipc.frames import (
     Attach,
     Attached,
     CacheUpdate,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.server.link.frames import Attach, Attached
-from penstock.server.link.ports import AttachCalls, EngineUnavailable
+from penstock.server.ipc.frames import Attach, Attached
+from penstock.server.ipc.ports import AttachCalls, EngineUnavailable
 
 
 async def test_one_call_per_stream_is_at_the_engine() -> None:

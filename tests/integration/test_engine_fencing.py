@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.scheduler.events import StepEvents
-from penstock.server.link.frames import encode
-from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.ipc.frames import encode
+from penstock.server.ipc.unix_port import UnixEnginePort
 from support.link import Recorder, hello, listening, socket_path
 from support.patience import PATIENCE_S
 

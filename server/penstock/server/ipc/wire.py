@@ -23,7 +23,7 @@ _HEADER = struct.Struct("<IB")
 FrameT = TypeVar("FrameT")
 
 
-class LinkError(Exception):
+class FrameError(Exception):
     """The peer sent an invalid frame, or a frame would be too large."""
 
 
@@ -49,18 +49,20 @@ class Codec(Generic[FrameT]):
         )
 
     def encode(self, frame: FrameT) -> bytes:
-        """Encode one frame, header included. Raises LinkError if it is too large."""
+        """Encode one frame, header included. Raises FrameError if it is too large."""
         body = self._encoder.encode(frame)
         if len(body) > MAX_FRAME_BYTES:
-            raise LinkError(f"a frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}")
+            raise FrameError(
+                f"a frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}"
+            )
         return _HEADER.pack(len(body), VERSION) + body
 
     def decode(self, body: bytes) -> FrameT:
-        """Decode a body from `FrameBuffer.feed`. Raises LinkError if it is malformed."""
+        """Decode a body from `FrameBuffer.feed`. Raises FrameError if it is malformed."""
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise LinkError(f"a malformed frame: {error}") from error
+            raise FrameError(f"a malformed frame: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -92,7 +94,7 @@ class FrameBuffer:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Add received bytes, and yield the body of each frame that is complete.
 
-        Raises LinkError for another version or an oversized frame, before the body arrives. After
+        Raises FrameError for another version or an oversized frame, before the body arrives. After
         an error no more frames can be read from this connection, so the caller must close it.
         """
         buffer = self._data
@@ -102,9 +104,9 @@ class FrameBuffer:
             while len(buffer) - start >= _HEADER.size:
                 size, version = _HEADER.unpack_from(buffer, start)
                 if version != VERSION:
-                    raise LinkError(f"link version {version}, expected {VERSION}")
+                    raise FrameError(f"version {version} of the frames, expected {VERSION}")
                 if size > self._max_frame_bytes:
-                    raise LinkError(f"a frame of {size} bytes, at most {self._max_frame_bytes}")
+                    raise FrameError(f"a frame of {size} bytes, at most {self._max_frame_bytes}")
                 end = start + _HEADER.size + size
                 if len(buffer) < end:
                     break

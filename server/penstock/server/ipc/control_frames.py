@@ -5,7 +5,7 @@ A child process ends when this connection closes.
 
 from typing import TypeAlias
 
-from penstock.server.link.wire import Codec, TaggedFrame
+from penstock.server.ipc.wire import Codec, TaggedFrame
 
 
 class Launch(TaggedFrame, frozen=True, kw_only=True):

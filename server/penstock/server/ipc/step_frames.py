@@ -22,7 +22,7 @@ from penstock.scheduler.events import (
     Queued,
     StepEvents,
 )
-from penstock.server.link.wire import TaggedFrame
+from penstock.server.ipc.wire import TaggedFrame
 
 FRONT_SHIFT = 32
 """A key is the 64-bit number of an output. Its upper half is the id of the front that has assigned

@@ -28,9 +28,9 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.control_frames import SetLogLevel
-from penstock.server.link.step_frames import StepFrame
-from penstock.server.link.wire import Codec, LinkError, TaggedFrame
+from penstock.server.ipc.control_frames import SetLogLevel
+from penstock.server.ipc.step_frames import StepFrame
+from penstock.server.ipc.wire import Codec, FrameError, TaggedFrame
 
 MAX_FRONT_ID = 2**31 - 1
 
@@ -372,7 +372,7 @@ _CODEC: Codec[_Plain | SubmitFrame | StepFrame] = Codec(_Plain | SubmitFrame | S
 def encode(frame: Frame) -> bytes:
     """Encode one frame, header included.
 
-    Raises LinkError if it is too large, and ValueError if an id or a digest has the wrong length.
+    Raises FrameError if it is too large, and ValueError if an id or a digest has the wrong length.
     """
     match frame:
         case StepEvents():
@@ -384,14 +384,14 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(body: bytes) -> Frame:
-    """Decode a body from `FrameBuffer.feed`. Raises LinkError if it is malformed."""
+    """Decode a body from `FrameBuffer.feed`. Raises FrameError if it is malformed."""
     frame = _CODEC.decode(body)
     if not isinstance(frame, (StepFrame, SubmitFrame)):
         return frame
     try:
         return frame.value()
     except ValueError as error:
-        raise LinkError(f"a malformed frame: {error}") from error
+        raise FrameError(f"a malformed frame: {error}") from error
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:

@@ -1,5 +1,5 @@
-"""A front closes the link to an engine that does not read, instead of buffering frames without
-limit.
+"""A front closes the connection to an engine that does not read, instead of buffering frames
+without limit.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import asyncio
 import pytest
 
 from penstock.scheduler.request import FinishReason
-from penstock.server.link import unix_port
-from penstock.server.link.frames import encode
-from penstock.server.link.ports import EngineUnavailable
+from penstock.server.ipc import unix_port
+from penstock.server.ipc.frames import encode
+from penstock.server.ipc.ports import EngineUnavailable
 from support.link import front, hello, socket_path, spec
 from support.patience import PATIENCE_S
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.scheduler.cache_index import CacheIndex, CacheWatch
-from penstock.server.link.frames import CacheUpdate, EngineHello, Follow, SnapshotPart, Unfollow
-from penstock.server.link.ports import CacheListener, EngineUnavailable
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.frames import CacheUpdate, EngineHello, Follow, SnapshotPart, Unfollow
+from penstock.server.ipc.ports import CacheListener, EngineUnavailable
+from penstock.server.ipc.wire import FrameError
 
 MAX_FEEDS_PER_FRONT = 64
 BLOCKS_PER_PART = 256
@@ -52,16 +52,16 @@ class CacheFeeds:
     def follow(self, front_id: int, request: Follow) -> None:
         """Subscribe a front to the cached blocks whose hash chains begin with `request.salt`.
 
-        Raises LinkError if the engine does not publish its blocks, if the front already uses
+        Raises FrameError if the engine does not publish its blocks, if the front already uses
         `ticket` for another subscription, or if the front already has MAX_FEEDS_PER_FRONT
         subscriptions.
         """
         if self._cache_index is None:
-            raise LinkError("cached blocks are not published")
+            raise FrameError("cached blocks are not published")
         if (front_id, request.ticket) in self._feeds:
-            raise LinkError("a ticket is used twice")
+            raise FrameError("a ticket is used twice")
         if sum(front == front_id for front, _ in self._feeds) >= MAX_FEEDS_PER_FRONT:
-            raise LinkError(f"a front may have at most {MAX_FEEDS_PER_FRONT} subscriptions")
+            raise FrameError(f"a front may have at most {MAX_FEEDS_PER_FRONT} subscriptions")
         self._feeds[front_id, request.ticket] = _feed_of(
             self._cache_index, request.ticket, request.salt
         )

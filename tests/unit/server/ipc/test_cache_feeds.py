@@ -11,13 +11,13 @@ import pytest
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.cache_index import CachedBlock, CacheIndex
 from penstock.server.engine.dispatch import Dispatcher
-from penstock.server.link.cache_feeds import (
+from penstock.server.ipc.cache_feeds import (
     BLOCKS_PER_PART,
     MAX_FEEDS_PER_FRONT,
     CacheFeeds,
     CacheSubscriber,
 )
-from penstock.server.link.frames import (
+from penstock.server.ipc.frames import (
     CacheUpdate,
     EngineHello,
     Follow,
@@ -25,8 +25,8 @@ from penstock.server.link.frames import (
     Unfollow,
     decode,
 )
-from penstock.server.link.ports import EngineUnavailable
-from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.ipc.ports import EngineUnavailable
+from penstock.server.ipc.wire import FrameBuffer, FrameError
 from support.link import KEPT_LIMITS, hello, simulated_engine
 
 BLOCK = 4
@@ -128,15 +128,15 @@ def test_a_front_that_unsubscribes_or_disconnects_receives_no_more() -> None:
 
 
 def test_invalid_frames_of_a_front_are_rejected() -> None:
-    with pytest.raises(LinkError, match="not published"):
+    with pytest.raises(FrameError, match="not published"):
         CacheFeeds(None).follow(1, FOLLOW)
     feeds = CacheFeeds(CacheIndex(BLOCK))
     feeds.follow(1, FOLLOW)
-    with pytest.raises(LinkError, match="twice"):
+    with pytest.raises(FrameError, match="twice"):
         feeds.follow(1, FOLLOW)
     for ticket in range(100, 99 + MAX_FEEDS_PER_FRONT):
         feeds.follow(1, Follow(ticket=ticket, salt=SALT))
-    with pytest.raises(LinkError, match="at most"):
+    with pytest.raises(FrameError, match="at most"):
         feeds.follow(1, Follow(ticket=1, salt=SALT))
 
 

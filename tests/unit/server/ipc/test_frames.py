@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.events import Failed, StepEvents
 from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason, RequestSpec
-from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
-from penstock.server.link.frames import Frame, Submit, SubmitFrame, decode, encode
-from penstock.server.link.step_frames import split_by_front
-from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
+from penstock.server.ipc.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
+from penstock.server.ipc.frames import Frame, Submit, SubmitFrame, decode, encode
+from penstock.server.ipc.step_frames import split_by_front
+from penstock.server.ipc.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, FrameError
 from penstock.server.observe import frames as observer_frames
 from penstock.server.observe.frames import ObserverFrame
-from support.examples import by_day
+from support.examples import fewer_examples
 from support.frame_draws import FRAMES, drawn, steps
 
 FORGERY: Codec[Any] = Codec(Any)
@@ -94,9 +94,9 @@ def test_frames_are_read_from_any_split_of_the_bytes(frames: list[Frame], random
 @given(FRAMES, st.data())
 def test_a_frame_that_is_cut_or_too_long_is_rejected(frame: Frame, data: st.DataObject) -> None:
     body = body_of(frame)
-    with pytest.raises(LinkError, match="malformed"):
+    with pytest.raises(FrameError, match="malformed"):
         decode(body[: data.draw(st.integers(0, len(body) - 1))])
-    with pytest.raises(LinkError, match="malformed"):
+    with pytest.raises(FrameError, match="malformed"):
         decode(body + b"\0")
 
 
@@ -108,7 +108,7 @@ def test_a_frame_that_is_damaged_is_a_frame_or_rejected(frame: Frame, data: st.D
         body[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     try:
         decode(bytes(body))
-    except LinkError:
+    except FrameError:
         return
 
 
@@ -132,29 +132,29 @@ TAG = b"\x93\xa6Submit"
     ],
 )
 def test_malformed_bodies_are_rejected(body: bytes) -> None:
-    with pytest.raises(LinkError, match="malformed"):
+    with pytest.raises(FrameError, match="malformed"):
         decode(body)
 
 
 @pytest.mark.parametrize("front_id", [0, 2**31])
 def test_a_front_id_out_of_range_is_rejected(front_id: int) -> None:
     (body,) = FrameBuffer().feed(FORGERY.encode(["FrontHello", front_id]))
-    with pytest.raises(LinkError, match="int"):
+    with pytest.raises(FrameError, match="int"):
         decode(body)
 
 
 def test_a_foreign_version_is_rejected() -> None:
-    with pytest.raises(LinkError, match="version"):
+    with pytest.raises(FrameError, match="version"):
         list(FrameBuffer().feed(struct.pack("<IB", 0, VERSION + 1)))
 
 
 def test_an_oversized_frame_is_rejected_before_its_body() -> None:
-    with pytest.raises(LinkError, match="at most"):
+    with pytest.raises(FrameError, match="at most"):
         list(FrameBuffer().feed(struct.pack("<IB", MAX_FRAME_BYTES + 1, VERSION)))
 
 
 def test_an_oversized_frame_is_not_written() -> None:
-    with pytest.raises(LinkError, match="above the limit"):
+    with pytest.raises(FrameError, match="above the limit"):
         FORGERY.encode(bytes(MAX_FRAME_BYTES))
 
 
@@ -206,14 +206,14 @@ def test_an_id_or_a_digest_of_another_length_is_rejected_at_either_end(
     with pytest.raises(ValueError, match="must be 16 bytes long"):
         encode(Submit(specs=(small_spec(**options),)))
     (body,) = FrameBuffer().feed(FORGERY.encode(SubmitFrame(small_spec(**options), ())))
-    with pytest.raises(LinkError, match="must be 16 bytes long"):
+    with pytest.raises(FrameError, match="must be 16 bytes long"):
         decode(body)
 
 
 def test_a_key_that_is_not_positive_is_rejected() -> None:
     body = body_of(Submit(specs=(small_spec(key=2**62),)))
     forged = body.replace(struct.pack(">Q", 2**62), struct.pack(">Q", 0), 1)
-    with pytest.raises(LinkError, match="key must be"):
+    with pytest.raises(FrameError, match="key must be"):
         decode(forged)
 
 
@@ -233,14 +233,14 @@ def test_columns_of_a_step_that_do_not_fit_are_rejected(
     columns: tuple[Any, ...], problem: str
 ) -> None:
     (body,) = FrameBuffer().feed(FORGERY.encode(["Step", 1, 0.0, *columns, [], [], []]))
-    with pytest.raises(LinkError, match=problem):
+    with pytest.raises(FrameError, match=problem):
         decode(body)
 
 
 @pytest.mark.parametrize("rows", [([[]], []), ([], [[]])])
 def test_a_change_or_an_end_of_no_kind_is_rejected(rows: tuple[Any, Any]) -> None:
     (body,) = FrameBuffer().feed(FORGERY.encode(["Step", 1, 0.0, b"", b"", None, [], *rows]))
-    with pytest.raises(LinkError, match="an empty"):
+    with pytest.raises(FrameError, match="an empty"):
         decode(body)
 
 
@@ -268,7 +268,7 @@ FRONT_KEYS = st.builds(
 )
 
 
-@by_day(20)
+@fewer_examples(20)
 @given(steps(FRONT_KEYS))
 def test_every_front_gets_its_own_events_in_order(events: StepEvents) -> None:
     split = dict(split_by_front(events))

@@ -18,9 +18,9 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.cache_feeds import CacheSubscriber
-from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
-from penstock.server.link.frames import (
+from penstock.server.ipc.cache_feeds import CacheSubscriber
+from penstock.server.ipc.connection import Connection, PendingCalls, PersistentConnection
+from penstock.server.ipc.frames import (
     Attached,
     CacheUpdate,
     CancelAnswer,
@@ -35,7 +35,7 @@ from penstock.server.link.frames import (
     decode,
     encode,
 )
-from penstock.server.link.ports import (
+from penstock.server.ipc.ports import (
     AttachCalls,
     AttachListener,
     CacheListener,
@@ -43,7 +43,7 @@ from penstock.server.link.ports import (
     EnginePortListener,
     EngineUnavailable,
 )
-from penstock.server.link.wire import LinkError
+from penstock.server.ipc.wire import FrameError
 
 logger = logging.getLogger(__name__)
 
@@ -192,9 +192,9 @@ class UnixEnginePort:
         match frame:
             case EngineHello() as hello:
                 if connection.is_established:
-                    raise LinkError("a second hello")
+                    raise FrameError("a second hello")
                 if hello.epoch < self._newest_epoch:
-                    raise LinkError(
+                    raise FrameError(
                         f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}"
                     )
                 self._newest_epoch = hello.epoch
@@ -203,7 +203,7 @@ class UnixEnginePort:
                 listener.on_hello(hello)
                 self._cache.on_hello(hello)
             case _ if not connection.is_established:
-                raise LinkError("the first frame is not a hello")
+                raise FrameError("the first frame is not a hello")
             case StepEvents() as events:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):
@@ -213,7 +213,7 @@ class UnixEnginePort:
             case CacheUpdate() as update:
                 self._cache.on_update(update)
             case other:
-                raise LinkError(f"unexpected frame from the engine: {type(other).__name__}")
+                raise FrameError(f"unexpected frame from the engine: {type(other).__name__}")
 
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._up.clear()

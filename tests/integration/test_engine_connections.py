@@ -20,8 +20,8 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
-from penstock.server.link.frames import FrontHello, Submit, encode
-from penstock.server.link.ports import EngineUnavailable
+from penstock.server.ipc.frames import FrontHello, Submit, encode
+from penstock.server.ipc.ports import EngineUnavailable
 from support.link import (
     INFO,
     KEPT_LIMITS,

@@ -4,7 +4,7 @@ engine.
 Measures two requests, with 512 and 8,192 prompt tokens, and two steps of 256 tokens, one of which
 also ends eight requests. Uses one thread and no socket.
 
-    python benchmarks/link_frames.py [--full] [--json FILE]
+    python benchmarks/ipc_frames.py [--full] [--json FILE]
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.scheduler.events import Completed, Residency, StepEvents, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.server.link.frames import Frame, Submit, decode, encode
-from penstock.server.link.wire import FrameBuffer
+from penstock.server.ipc.frames import Frame, Submit, decode, encode
+from penstock.server.ipc.wire import FrameBuffer
 from report import Outcome, arguments, at_most, print_rows, run
 
 NUM_CALLS = 5000
@@ -84,7 +84,7 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
 def measure(options: Namespace) -> Outcome:
     """Measure all frames."""
     rows = [measured(name, 20 if options.full else 5) for name in FRAMES]
-    print_rows("Frames of the link", rows)
+    print_rows("Frames between processes", rows)
     return rows, [
         at_most(f"read {row['frame']}", row["read us"], GOALS_US[row["frame"]], "us")
         for row in rows
