@@ -2,8 +2,8 @@
 process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
-history (the events so far) like other events. `Received` removes the events that the client has
-already received when the stream is read. When the request for the stream has been sent to the
+history (the events so far) like other events. `ClientPosition` removes the events that the client
+has already received when the stream is read. When the request for the stream has been sent to the
 engine, attaching continues even if the client disconnects, so that the stream is not lost. Does not
 use gRPC: the caller passes the parser of a request.
 """
@@ -223,7 +223,7 @@ class Attachments:
         generation = request.generation
         try:
             limits = front.known_limits()
-            prompt, prompt_text = await front.prompts.tokenise(generation, limits, is_replay=True)
+            prompt, prompt_text = await front.prompts.tokenize(generation, limits, is_replay=True)
             _raise_if_over(request)
             submission = submission_for(
                 generation,
@@ -307,7 +307,7 @@ def _raise_if_over(request: LiveRequest) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Received:
+class ClientPosition:
     """The position of a client in a stream.
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
@@ -322,7 +322,9 @@ class Received:
     tokens: dict[int, int] = field(default_factory=dict[int, int])
     closed: set[int] = field(default_factory=set[int])
 
-    def rest_of(self, batch: Iterable[StreamEvent], live: LiveRequest) -> list[StreamEvent]:
+    def remaining_events(
+        self, batch: Iterable[StreamEvent], live: LiveRequest
+    ) -> list[StreamEvent]:
         """Return the part of `batch` that the client has not received. A `TokensPiece` in `batch`
         must have at most one token.
 
@@ -351,7 +353,9 @@ class Received:
                 return True
 
 
-def received(generation: GenerationSpec, next_sequence: int, num_tokens: Sequence[int]) -> Received:
+def client_position(
+    generation: GenerationSpec, next_sequence: int, num_tokens: Sequence[int]
+) -> ClientPosition:
     """Return the position of a client from its request: it has received `num_tokens` tokens of each
     output and expects the message with number `next_sequence`.
 
@@ -368,7 +372,7 @@ def received(generation: GenerationSpec, next_sequence: int, num_tokens: Sequenc
         raise sequence_unavailable()
     counts = dict(enumerate(num_tokens))
     begun = {index for index, count in counts.items() if count}
-    return Received(next_sequence > 0, next_sequence > 0 and bool(begun), counts, begun)
+    return ClientPosition(next_sequence > 0, next_sequence > 0 and bool(begun), counts, begun)
 
 
 def sequence_unavailable() -> RequestError:

@@ -14,14 +14,19 @@ import grpc
 
 from penstock.server.front import events
 from penstock.server.front.accounts import RequestAccount
-from penstock.server.front.attachments import Attachments, Received, received
+from penstock.server.front.attachments import Attachments, ClientPosition, client_position
 from penstock.server.front.errors import RequestError, unsupported_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
-from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper, OtherRequestFailed
+from penstock.server.rpc.handlers import (
+    CallAccounts,
+    Context,
+    HandlerWrapper,
+    OtherRequestFailed,
+)
 from penstock.server.rpc.large_messages import LargeMessageQueue
 from penstock.server.rpc.mapping_in.generation import (
     check_request_id,
@@ -82,7 +87,7 @@ class GenerationService:
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
             "Cancel": wrapper.unary_with_caller("Cancel", self.cancel),
             "Resume": wrapper.stream_with_caller("Resume", self._resume.resume),
-            "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
+            "Multiplex": wrapper.bidirectional("Multiplex", multiplex.multiplex),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
@@ -221,7 +226,7 @@ class ResumeService:
         context: Context,
     ) -> None:
         front, generation = self._front, request.generation
-        had = received(generation, message.next_sequence, message.received_token_counts)
+        had = client_position(generation, message.next_sequence, message.received_token_counts)
         encoder = encoder_for(generation.output.chunks, front.config, front.text.token_bytes)
         encoder.sequence = message.next_sequence
         # The first event may take long, so send the headers to open the stream at the client.
@@ -245,7 +250,7 @@ class _ResumeEncoder:
     """An `Encoder` of ResumeResponse messages that leaves out what the client has received already
     (`had`)."""
 
-    def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: Received) -> None:
+    def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: ClientPosition) -> None:
         self._encoder = encoder
         self._request = request
         self._had = had
@@ -254,5 +259,5 @@ class _ResumeEncoder:
         """Yield the messages of the events that the client has not received. From the first call
         on, the number of unsent tokens of the request is limited again."""
         self._request.is_catching_up = False
-        for message in self._encoder.encode(self._had.rest_of(batch, self._request)):
+        for message in self._encoder.encode(self._had.remaining_events(batch, self._request)):
             yield b"".join((_RESPONSE, varint(len(message)), message))

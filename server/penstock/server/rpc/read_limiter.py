@@ -169,7 +169,7 @@ class RequestReadLimiter:
             max_arrival_s=self._max_arrival_s,
             max_stall_s=self._max_stall_s,
             max_message_bytes=_MAX_OPEN_MESSAGE_BYTES if is_open else MAX_MESSAGE_BYTES,
-            parse=found.request_deserializer or _as_it_is,
+            parse=found.request_deserializer or _identity,
             is_ours=found.request_deserializer is None,
         )
 
@@ -361,7 +361,7 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     """
     try:
         async with asyncio.timeout(policy.max_arrival_s) as deadline:
-            slot = await policy.slots.take(caller, deadline)
+            slot = await policy.slots.acquire(caller, deadline)
             try:
                 data = await context.read()
             except BaseException:
@@ -378,7 +378,7 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     try:
         if data is not grpc.aio.EOF and len(data) >= LARGE_BYTES:
             policy.slots.note_arrival(slot)
-            await policy.large_messages.take(caller)
+            await policy.large_messages.acquire(caller)
     finally:
         policy.slots.release(slot)
     return data
@@ -409,5 +409,5 @@ async def _abort(context: Any, failure: Failure) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _identity(data: bytes) -> bytes:
     return data

@@ -232,7 +232,7 @@ def merged_run(
     plan: LoadPlan, parts: list[WorkerDone], num_idle_cores: float | None = None
 ) -> LoadRun:
     """Merge the records of several processes into one run."""
-    recorder = LoadRecorder.of(plan)
+    recorder = LoadRecorder.from_plan(plan)
     for part in parts:
         recorder.merge(part.recorder)
     # A run that reached its number of requests lasted until the last request was sent.

@@ -84,7 +84,7 @@ async def _execute_run(order: Prepare, pipe: MessagePipe, sender: ClientSender) 
     start = await pipe.receive()
     if not isinstance(start, Start):
         raise EOFError
-    share = Share.of(plan, order.worker, order.num_workers)
+    share = Share.from_plan(plan, order.worker, order.num_workers)
     driver = Driver(plan, share, requests, sender.generate, lambda: time.monotonic() - start.at_s)
     # Existing objects are long-lived; repeated garbage collection of them would delay reads.
     gc.collect()
