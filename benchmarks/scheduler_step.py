@@ -106,7 +106,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StepMeasurement:
     """The measurement of one step: nanoseconds of `schedule` and of `update`, and numbers of tokens
     and of requests that ended.
     """
@@ -154,7 +154,7 @@ class Bench:
         self._depth = depth
         self._launched: list[Batch] = []
 
-    def turn(self) -> Turn | None:
+    def run_step(self) -> StepMeasurement | None:
         """Schedule a step, and update the scheduler with a result of the oldest scheduled step;
         return the measurement, None while the pipeline fills.
         """
@@ -176,20 +176,20 @@ class Bench:
         self.engine.update(result, now)
         events = self.engine.events.take(batch.step, now)
         t3 = time.perf_counter_ns()
-        return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
+        return StepMeasurement(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
-    def measure(self, num_steps: int) -> list[Turn]:
+    def measure(self, num_steps: int) -> list[StepMeasurement]:
         """Run steps and return their measurements; long-lived objects are excluded from garbage
         collection, as in a server.
         """
         gc.collect()
         gc.freeze()
-        turns = [turn for _ in range(num_steps) if (turn := self.turn()) is not None]
+        found = [self.run_step() for _ in range(num_steps)]
         gc.unfreeze()
-        return turns
+        return [one for one in found if one is not None]
 
 
-def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
+def decode(num_running: int, num_steps: int, depth: int) -> list[StepMeasurement]:
     """Run a load in which every request decodes; return the measured steps."""
     bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
     for _ in range(num_running):
@@ -198,12 +198,12 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     return bench.measure(num_steps)
 
 
-def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
+def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepMeasurement]:
     """Run a load in which every finished request is replaced, so that steps have admissions,
     prefill chunks and ends; return the measured steps.
     """
     bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
-    turns: list[Turn] = []
+    measurements: list[StepMeasurement] = []
 
     def arrive(count: int) -> None:
         for _ in range(count):
@@ -213,26 +213,26 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     arrive(num_running)
     for step in range(300 + num_steps):
         if step == 300:
-            turns.clear()
+            measurements.clear()
             gc.collect()
             gc.freeze()
-        turn = bench.turn()
-        if turn is not None:
-            turns.append(turn)
-            arrive(turn.num_ended)
+        measurement = bench.run_step()
+        if measurement is not None:
+            measurements.append(measurement)
+            arrive(measurement.num_ended)
     gc.unfreeze()
-    return turns
+    return measurements
 
 
 def queues(
     cases: list[tuple[SchedulingOrder, int]], num_steps: int
-) -> dict[tuple[SchedulingOrder, int], list[Turn]]:
+) -> dict[tuple[SchedulingOrder, int], list[StepMeasurement]]:
     """Return the steps of closed loops with 256 running requests, by order and number of waiting
     requests.
 
     The cases alternate step by step, so that other load on the machine affects all of them.
     """
-    loops: list[tuple[Bench, Requests, list[Turn]]] = []
+    loops: list[tuple[Bench, Requests, list[StepMeasurement]]] = []
     for order, num_waiting in cases:
         has_all = order is SchedulingOrder.FAIR
         bench, requests = Bench(256, 2048, 1024, 1, order, has_all=has_all), Requests(4)
@@ -243,29 +243,36 @@ def queues(
         if step == 300:
             gc.collect()
             gc.freeze()
-        for bench, requests, turns in loops:
-            turn = bench.turn()
-            if turn is None:
+        for bench, requests, measurements in loops:
+            measurement = bench.run_step()
+            if measurement is None:
                 continue
             if step >= 300:
-                turns.append(turn)
-            for _ in range(turn.num_ended):
+                measurements.append(measurement)
+            for _ in range(measurement.num_ended):
                 bench.engine.submit_at((requests.make_any(),), 0.0)
     gc.unfreeze()
-    return {case: turns for case, (_, _, turns) in zip(cases, loops, strict=True)}
+    return {case: measurements for case, (_, _, measurements) in zip(cases, loops, strict=True)}
 
 
-def step_us(turns: list[Turn]) -> dict[str, float]:
+def step_us(measurements: list[StepMeasurement]) -> dict[str, float]:
     """Return the figures of a step: times in microseconds, numbers of tokens and of ends."""
-    total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
+    total_us = (
+        np.array([measurement.schedule_ns + measurement.update_ns for measurement in measurements])
+        / 1e3
+    )
     return {
-        "schedule_us_p50": float(np.median([turn.schedule_ns for turn in turns])) / 1e3,
-        "update_us_p50": float(np.median([turn.update_ns for turn in turns])) / 1e3,
+        "schedule_us_p50": float(
+            np.median([measurement.schedule_ns for measurement in measurements])
+        )
+        / 1e3,
+        "update_us_p50": float(np.median([measurement.update_ns for measurement in measurements]))
+        / 1e3,
         "total_us_p50": float(np.median(total_us)),
         "total_us_mean": float(total_us.mean()),
         "total_us_p99": float(np.percentile(total_us, 99)),
-        "tokens_per_step": float(np.mean([turn.num_tokens for turn in turns])),
-        "ends_per_step": float(np.mean([turn.num_ended for turn in turns])),
+        "tokens_per_step": float(np.mean([measurement.num_tokens for measurement in measurements])),
+        "ends_per_step": float(np.mean([measurement.num_ended for measurement in measurements])),
     }
 
 
@@ -273,7 +280,7 @@ def measure_order(num_steps: int) -> Outcome:
     """Measure the cost of the fair order, and the effect of a long queue on it."""
     fair, fcfs = SchedulingOrder.FAIR, SchedulingOrder.FCFS
     cases = [(fcfs, 1000), (fair, 1000), (fair, 100), (fair, 10_000)]
-    found = {case: step_us(turns) for case, turns in queues(cases, num_steps).items()}
+    found = {case: step_us(measurements) for case, measurements in queues(cases, num_steps).items()}
     rows = [
         {"order": order.value, "waiting": num_waiting, **found[order, num_waiting]}
         for order, num_waiting in cases
@@ -296,9 +303,9 @@ def measure_order(num_steps: int) -> Outcome:
 
 def _fill(bench: Bench, num_running: int) -> None:
     while len(bench.engine.running) < num_running:
-        bench.turn()
+        bench.run_step()
     for _ in range(40):
-        bench.turn()
+        bench.run_step()
 
 
 def measure(options: Namespace) -> Outcome:

@@ -60,7 +60,7 @@ def base_of(side: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class VariantRun:
     """The results of one measurement of a variant.
 
     `front_us`, `loop_us`: CPU time per request, microseconds, of all threads of the server and of
@@ -101,7 +101,7 @@ class Side:
     spans: dict[str, int] = field(default_factory=dict[str, int])
     num_dropped: float = 0.0
 
-    def turn(self, seed: int, warm_s: float, window_s: float, **load: float) -> Turn:
+    def measure(self, seed: int, warm_s: float, window_s: float, **load: float) -> VariantRun:
         """Run one measurement and return it. `load`: `rate` per second, or `concurrency`. Raises
         RunFailed.
         """
@@ -131,7 +131,7 @@ class Side:
         num = max(1, found["num_finished"])
         foreign_s = found["machine_s"] - sum(found["cpu_s"]) - found["client_s"]
         lags_s = self.ticks.lags_ms(start_s, end_s) / 1e3
-        return Turn(
+        return VariantRun(
             side=self.name,
             round=seed,
             per_s=found["num_finished"] / (end_s - start_s),
@@ -229,10 +229,10 @@ def _collector(
     if name == HANGING:
         return f"http://127.0.0.1:{port}", None, [pid]
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(COUNT_METHOD)
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(COUNT_METHOD)
 
     def count() -> dict[str, int]:
-        found: dict[str, int] = json.loads(ask(b"", timeout=10))
+        found: dict[str, int] = json.loads(call(b"", timeout=10))
         return found
 
     return f"http://127.0.0.1:{port}", count, [pid]
