@@ -93,7 +93,7 @@ class DenseLlama:
                 value.transpose(0, 1)[None],
                 is_causal=True,
             )
-            hidden = self._rest(hidden, attended[0].transpose(0, 1), layer)
+            hidden = self._finish_layer(hidden, attended[0].transpose(0, 1), layer)
         return self._next(hidden[-1:])
 
     def _decode(self, tokens: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class DenseLlama:
             )
             weights = torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
             attended = torch.bmm(weights, values).view(query.shape)
-            hidden = self._rest(hidden, attended, layer)
+            hidden = self._finish_layer(hidden, attended, layer)
         return self._next(hidden)
 
     def _project(
@@ -132,7 +132,7 @@ class DenseLlama:
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         return _rotate(query, cos, sin), _rotate(key, cos, sin), value
 
-    def _rest(self, hidden: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
+    def _finish_layer(self, hidden: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
         hidden = hidden + functional.linear(attended.reshape(len(hidden), -1), layer.out)
         normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.norm_2, self._eps)
         gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)

@@ -135,7 +135,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
                 os.kill(there.pids("engine")[0], signal.SIGKILL)
                 is_killed = True
             try:
-                state.take(operations.get_stats(), operations.list_requests(max_requests=500))
+                state.update(operations.get_stats(), operations.list_requests(max_requests=500))
             except PenstockError as error:
                 state.record_failure(str(error))
         found.top = top_svg(state)

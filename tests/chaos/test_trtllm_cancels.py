@@ -109,7 +109,7 @@ class Storm:
         harness = self.harness
         for turn in range(200_000):
             is_over = len(self.specs) == NUM_REQUESTS
-            if is_over and not harness.engine.has_work and not harness.num_inside:
+            if is_over and not harness.engine.has_work and not harness.num_in_engine:
                 return
             self.arrive()
             if self.random.random() < 0.5:
@@ -118,7 +118,7 @@ class Storm:
             if turn % 50 == 0:
                 harness.engine.check_integrity()
             # Sometimes run a step although the engine has not asked for it.
-            if harness.num_inside and self.random.random() < 0.9:
+            if harness.num_in_engine and self.random.random() < 0.9:
                 assert harness.is_ready(PATIENCE_S)
         raise AssertionError("still busy")
 

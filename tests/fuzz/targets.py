@@ -25,7 +25,7 @@ from penstock.v1 import model_service_pb2 as model_pb
 from support.fronts import INFO
 
 Target = Callable[[bytes], None]
-LIMITS = Limits.of(FrontConfig(max_prompt_bytes=2000), INFO)
+LIMITS = Limits.from_config(FrontConfig(max_prompt_bytes=2000), INFO)
 _MESSAGES: tuple[type[Any], ...] = (
     pb.CancelRequest,
     pb.ResumeRequest,

@@ -113,7 +113,7 @@ class Bench:
     def submit(self, *counters: int, num_replays: int = 0) -> None:
         for counter in counters:
             one = replace(spec(1, counter, max_tokens=6), num_replays=num_replays)
-            self.dispatcher.handle(1, Submit(specs=(one,)))
+            self.dispatcher.handle_frame(1, Submit(specs=(one,)))
 
     def step(self) -> None:
         for _, frame in self.dispatcher.step():
@@ -206,7 +206,7 @@ def test_a_request_waiting_for_probation_can_be_cancelled(board_fd: int) -> None
     bench.submit(1, 2, num_replays=1)
     bench.step()
     cancel = cancel_frame((key(2),), FinishReason.CANCELLED)
-    bench.dispatcher.handle(1, read(cancel))
+    bench.dispatcher.handle_frame(1, read(cancel))
     bench.run()
     end = bench.ends[key(2)]
     assert isinstance(end, Completed)

@@ -92,7 +92,7 @@ async def test_readers_of_a_flight_record_are_limited(
         grpc.StatusCode.FAILED_PRECONDITION,
         "NOT_POSSIBLE_NOW",
     )
-    assert await rest_of(first)
+    assert await remaining_events(first)
     operations.fake.recording = small_recording()
     assert [piece async for piece in operations.stub.GetFlightRecord(RAW)], (
         "its place is free again"
@@ -115,11 +115,11 @@ async def test_a_stalled_reader_of_a_flight_record_is_disconnected(
         await cut.wait()
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest_of(pieces)
+        await remaining_events(pieces)
     assert rich_error(caught.value).info.reason == "READER_STALLED"
 
 
-async def rest_of(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[bytes]:
+async def remaining_events(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[bytes]:
     return [piece.file_chunk async for piece in pieces]
 
 

@@ -76,13 +76,13 @@ async def test_a_request_in_transfer_is_neither_lost_nor_duplicated(
     async def slowly(*args: Any, **options: Any) -> Any:
         begun.set()
         await may_proceed.wait()
-        return await tokenise(*args, **options)
+        return await tokenize(*args, **options)
 
     async with mortal_fronts(text) as site:
         first, second = site.fronts
         reported = await lose(first, first.stub.Generate(resumable(200)), 5)
-        tokenise = second.front.prompts.tokenise
-        monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
+        tokenize = second.front.prompts.tokenize
+        monkeypatch.setattr(second.front.prompts, "tokenize", slowly)
         taken = second.stub.Resume(rest_after(reported))
         await second.until(begun.is_set, steps=True)
         await site.replace_engine()
@@ -244,16 +244,16 @@ async def test_a_cancel_during_tokenisation_for_a_resume_ends_the_request(
         first, second = site.fronts
         reported = await lose(first, first.stub.Generate(resumable(200)), 5)
         is_tokenising, may_proceed = asyncio.Event(), asyncio.Event()
-        tokenise = second.front.prompts.tokenise
+        tokenize = second.front.prompts.tokenize
 
         async def slowly(*args: Any, **options: Any) -> Any:
             is_tokenising.set()
             await may_proceed.wait()
             if meanwhile == "prompt is rejected":
                 raise request_error(ErrorReason.ENGINE_DOWN)
-            return await tokenise(*args, **options)
+            return await tokenize(*args, **options)
 
-        monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
+        monkeypatch.setattr(second.front.prompts, "tokenize", slowly)
         call = second.stub.Resume(rest_after(reported))
         await second.until(is_tokenising.is_set, steps=True)
         if meanwhile != "prompt is rejected":

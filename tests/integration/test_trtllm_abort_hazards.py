@@ -26,7 +26,7 @@ def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(
     harness.engine.cancel(1)
     harness.turn()
     assert len(harness.control.aborted) == 1
-    assert harness.num_inside == 1, "its pages are the engine's until it says so"
+    assert harness.num_in_engine == 1, "its pages are the engine's until it says so"
     harness.iterate()
     harness.turn()
 
@@ -47,11 +47,11 @@ def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_grace(
     harness.turn()
     assert harness.finish(2) is FinishReason.LENGTH
     assert harness.view().num_results == 1
-    assert harness.num_inside == 1
+    assert harness.num_in_engine == 1
 
     harness.pass_loop_time(GRACE_S * 0.9)
     harness.turn()
-    assert (harness.num_inside, harness.executor.num_unconfirmed_aborts) == (1, 0)
+    assert (harness.num_in_engine, harness.executor.num_unconfirmed_aborts) == (1, 0)
 
     harness.pass_loop_time(GRACE_S * 0.2)
     assert harness.is_ready()

@@ -29,10 +29,10 @@ def run_watched(harness: TrtllmHarness, max_rounds: int = 500) -> int:
     """Run until idle; return the maximum number of requests that were active at the same time."""
     most = 0
     for _ in range(max_rounds):
-        if not (harness.engine.has_work or harness.num_inside):
+        if not (harness.engine.has_work or harness.num_in_engine):
             return most
         harness.turn()
-        assert harness.num_inside <= harness.executor.info.max_num_seqs
+        assert harness.num_in_engine <= harness.executor.info.max_num_seqs
         harness.iterate()
         check_everyone_runs(harness)
         most = max(most, len(harness.view().active))
@@ -227,16 +227,16 @@ def test_requests_that_share_a_prefix_all_run_at_once(build: BuildHarness) -> No
     for key in range(2, 8):
         harness.submit(greedy_spec(key, [*shared, key], max_tokens=2 * BLOCK_SIZE))
 
-    num_inside = 0
-    while harness.engine.has_work or harness.num_inside:
+    num_in_engine = 0
+    while harness.engine.has_work or harness.num_in_engine:
         harness.turn()
         harness.iterate()
         view = harness.view()
         # A request in the engine runs, or begins with the next iteration.
         assert not view.waiting
-        num_inside = max(num_inside, len(view.active))
+        num_in_engine = max(num_in_engine, len(view.active))
         harness.turn()
 
-    assert num_inside > 0
+    assert num_in_engine > 0
     assert all(harness.finish(key) is FinishReason.LENGTH for key in range(1, 8))
     harness.check_clean()

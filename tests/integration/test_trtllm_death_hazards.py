@@ -144,7 +144,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: BuildH
     harness.pass_loop_time(GRACE_S)
     harness.turn()
     # Given up, as every abort without an answer: nothing waits for it any more.
-    assert (harness.executor.num_unconfirmed_aborts, harness.num_inside) == (1, 0)
+    assert (harness.executor.num_unconfirmed_aborts, harness.num_in_engine) == (1, 0)
     harness.clock.now_s += 10 * RESPONSE_TIMEOUT_S
     harness.turn()
     # The next one finds out: submission looks at the engine.

@@ -159,7 +159,7 @@ def test_slow_constraint_checks_do_not_count_as_an_unresponsive_engine(watchdog:
             is_last=True,
             failure="no",
             is_rejected=True,
-            is_of_constraint=True,
+            is_constraint_error=True,
             is_own=True,
         )
         watchdog.on_responses([rejection], begun_s + 5.0)

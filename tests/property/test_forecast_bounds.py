@@ -21,7 +21,7 @@ from penstock.scheduler.events import Admitted
 from penstock.scheduler.forecast import (
     Demand,
     Forecast,
-    Machine,
+    MachineModel,
     QueuedAhead,
     RunningLoad,
     forecast,
@@ -80,7 +80,7 @@ class Harness:
             arrival_s=self.clock(),
         )
         self.specs[key] = spec
-        machine = Machine(cost=COST, max_prefill_tokens=self.budget)
+        machine = MachineModel(cost=COST, max_prefill_tokens=self.budget)
         want = Demand(
             num_prefill_tokens=num_prompt,
             num_blocks=self.blocks_of(key),
@@ -166,7 +166,7 @@ def test_no_request_is_faster_than_alone(
 
     for key in harness.reported:
         want = Demand(num_prefill_tokens=harness.specs[key].num_prompt_tokens)
-        machine = Machine(cost=COST, max_prefill_tokens=budget)
+        machine = MachineModel(cost=COST, max_prefill_tokens=budget)
         assert prefill_alone_s(machine, want) <= harness.ttft_s[key] + 1e-9
 
 

@@ -22,7 +22,7 @@ from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
 from support.request_draws import requests
 
-LIMITS = Limits.of(FrontConfig(max_prompt_bytes=200), INFO)
+LIMITS = Limits.from_config(FrontConfig(max_prompt_bytes=200), INFO)
 REJECTIONS = {
     ErrorReason.INVALID_ARGUMENT,
     ErrorReason.PROMPT_TOO_LONG,

@@ -50,7 +50,7 @@ cuts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.booleans()),
 """Messages read before a cut, steps after it, and whether Resume goes to the other front."""
 
 
-async def rest_of(
+async def remaining_events(
     service: SteppedService, call: Any, num_messages: int
 ) -> tuple[list[pb.GenerateResponse], bool]:
     """Read up to `num_messages` messages of a call; return them, and whether the call ended."""
@@ -85,10 +85,10 @@ async def cut(
     async with stepped(text) as first, another_front(first) as second:
         fronts = [first, second]
         call: Any = first.stub.Generate(message)
-        got, is_whole = await rest_of(first, call, 1)
+        got, is_whole = await remaining_events(first, call, 1)
         for num_messages, num_steps, is_other in cut_at:
             here = fronts[0]
-            more, is_whole = await rest_of(here, call, num_messages)
+            more, is_whole = await remaining_events(here, call, num_messages)
             got += more
             if is_whole:
                 break
@@ -99,7 +99,7 @@ async def cut(
                 fronts.reverse()
             call = fronts[0].stub.Resume(after(got, message))
         while not is_whole:
-            more, is_whole = await rest_of(fronts[0], call, 100)
+            more, is_whole = await remaining_events(fronts[0], call, 100)
             got += more
         assert not first.server.num_live_requests
         assert not second.server.num_live_requests
@@ -114,7 +114,7 @@ async def lost(
     """Return all messages that a client receives if it loses its front after 1 + `num_messages`."""
     async with stepped(text) as first, another_front(first) as second:
         call = first.stub.Generate(message)
-        got, is_whole = await rest_of(first, call, 1 + num_messages)
+        got, is_whole = await remaining_events(first, call, 1 + num_messages)
         if is_whole:
             return got
         first.step(num_steps)

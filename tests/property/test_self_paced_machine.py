@@ -63,24 +63,24 @@ class SelfPacedMachine(RuleBasedStateMachine):
         self.engine.submit((spec,))
 
     @rule(count=st.integers(1, 25), data=st.data())
-    @precondition(lambda self: self.executor.inside)
+    @precondition(lambda self: self.executor.in_engine)
     def emit(self, count: int, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.executor.inside)))
+        key = data.draw(st.sampled_from(sorted(self.executor.in_engine)))
         if key not in self.failed | self.stopped:
             self.executor.emit(key, count)
 
     @rule(data=st.data())
-    @precondition(lambda self: self.executor.inside)
+    @precondition(lambda self: self.executor.in_engine)
     def fail(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.executor.inside)))
+        key = data.draw(st.sampled_from(sorted(self.executor.in_engine)))
         if key not in self.failed | self.stopped:
             self.failed.add(key)
             self.executor.fail(key)
 
     @rule(data=st.data())
-    @precondition(lambda self: self.executor.inside)
+    @precondition(lambda self: self.executor.in_engine)
     def stop(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.executor.inside)))
+        key = data.draw(st.sampled_from(sorted(self.executor.in_engine)))
         if key not in self.failed | self.stopped:
             self.stopped.add(key)
             self.executor.end(key, reason=FinishReason.STOP)
@@ -138,7 +138,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
         if not getattr(self, "executor", None) or not self.executor.batches:
             return
         batch = self.executor.batches[-1]
-        assert len(self.executor.inside) <= MAX_NUM_SEQS
+        assert len(self.executor.in_engine) <= MAX_NUM_SEQS
         assert batch.num_used_blocks <= NUM_BLOCKS
         chunks = batch.num_tokens[batch.num_decodes :]
         # Two steps' worth: the one that runs and the one that comes.
@@ -150,14 +150,14 @@ class SelfPacedMachine(RuleBasedStateMachine):
         for _ in range(500):
             if not self.engine.has_work:
                 break
-            for key in sorted(self.executor.inside):
+            for key in sorted(self.executor.in_engine):
                 if key not in self.failed | self.stopped:
                     self.executor.emit(key)
             self.step()
             self.books_balance()
         assert not self.engine.has_work
         assert set(self.ends) == set(self.specs)
-        assert self.executor.inside == {}
+        assert self.executor.in_engine == {}
         assert self.engine.cache.pool.num_used == 0
         self.engine.close()
 

@@ -119,6 +119,6 @@ def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
 _LOGGED = ("request_id", "trace_id", "detail")
 st.register_type_strategy(Submit, submits())
 st.register_type_strategy(StepEvents, steps())
-st.register_type_strategy(StepFrame, steps().map(StepFrame.of))
+st.register_type_strategy(StepFrame, steps().map(StepFrame.from_events))
 st.register_type_strategy(TokenLogprobs, logprobs())
 FRAMES: st.SearchStrategy[Frame] = drawn(Frame)

@@ -155,7 +155,7 @@ async def played_call(
     wire = Wire()
     accounts = CallAccounts(front, "penstock.v1.GenerationService")
     service = MultiplexService(front, wrapper, accounts, large_messages=large_messages)
-    handling = service.handle(cast(Context, wire))
+    handling = service.multiplex(cast(Context, wire))
     task = asyncio.ensure_future(handling)
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -22,12 +22,12 @@ def token_of(request_id: str, position: int) -> int:
 class SelfPacedExecutor:
     """Reports what the test scripts by `emit(key, count)`, `fail(key)`, `end(key, ...)`.
 
-    `inside`: key -> request, admitted by the scheduler and not yet released.
+    `in_engine`: key -> request, admitted by the scheduler and not yet released.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:
         self.info = info
-        self.inside: dict[int, Request] = {}
+        self.in_engine: dict[int, Request] = {}
         self.admitted: list[int] = []
         self.batches: list[Batch] = []
         self._keys: dict[int, int] = {}
@@ -41,7 +41,7 @@ class SelfPacedExecutor:
         self.ready_fd, self._notify_fd = os.pipe()
 
     def emit(self, key: int, count: int = 1) -> None:
-        request = self.inside[key]
+        request = self.in_engine[key]
         updates = self._updates.setdefault(self._slots[key], [])
         for _ in range(count):
             position = len(request.tokens) + self._num_emitted[key]
@@ -67,12 +67,12 @@ class SelfPacedExecutor:
         self.batches.append(batch)
         for slot in batch.released:
             key = self._keys.pop(slot)
-            del self.inside[key], self._num_emitted[key], self._slots[key]
+            del self.in_engine[key], self._num_emitted[key], self._slots[key]
             self._updates.pop(slot, None)
         for request in batch.admitted:
             self._keys[request.slot] = request.spec.key
             self._slots[request.spec.key] = request.slot
-            self.inside[request.spec.key] = request
+            self.in_engine[request.spec.key] = request
             self._num_emitted[request.spec.key] = 0
             self.admitted.append(request.spec.key)
 

@@ -145,9 +145,9 @@ class TrtllmHarness:
         return self.executor._engine._llm
 
     @property
-    def num_inside(self) -> int:
+    def num_in_engine(self) -> int:
         """Number of requests that TensorRT-LLM has not released, by the executor's accounting."""
-        return self.executor._blocks.num_inside
+        return self.executor._blocks.num_in_engine
 
     @property
     def submitted(self) -> Sequence[GenerationRequest]:
@@ -233,7 +233,7 @@ class TrtllmHarness:
     def run_until_idle(self, max_rounds: int = 500) -> None:
         """Run rounds until neither the scheduler nor the stand-in has a request."""
         for _ in range(max_rounds):
-            if not (self.engine.has_work or self.num_inside):
+            if not (self.engine.has_work or self.num_in_engine):
                 return
             self.round()
         raise AssertionError(f"still busy after {max_rounds} rounds")
@@ -243,9 +243,9 @@ class TrtllmHarness:
         self.control.resume()
         for _ in range(20_000):
             collect_events(self.engine, self.outcomes)
-            if not (self.engine.has_work or self.num_inside):
+            if not (self.engine.has_work or self.num_in_engine):
                 return
-            assert self.is_ready(PATIENCE_S) or not self.num_inside, "no news"
+            assert self.is_ready(PATIENCE_S) or not self.num_in_engine, "no news"
         raise AssertionError("still busy")
 
     def join_engine_loop(self) -> None:
@@ -274,7 +274,7 @@ class TrtllmHarness:
         self.engine.check_integrity()
         assert self.engine.cache.pool.num_used == 0
         account = self.executor._blocks
-        assert (account.num_inside, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
+        assert (account.num_in_engine, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
         assert not self.executor._submitted
         assert len(self.streams) == 0
         assert self.executor.num_unconfirmed_aborts == num_lost

@@ -63,7 +63,7 @@ class GenerationBuilder:
         """Return the complete generation. Raises `StreamBroken` without an `Accepted` or a
         `Finished` event."""
         if self._accepted is None or self._finished is None:
-            raise StreamBroken.because("the stream has not ended")
+            raise StreamBroken.with_message("the stream has not ended")
         return Generation(
             accepted=self._accepted,
             prompt=_joined(self._echoes),

@@ -81,7 +81,7 @@ def blocking_method(
     ) -> ResultT:
         return run(method(_async_client_of(face), *args, **options))
 
-    _take_name(call, method, inspect.signature(method))
+    _copy_signature(call, method, inspect.signature(method))
     return call
 
 
@@ -99,11 +99,11 @@ def blocking_generator(
     signature = inspect.signature(method)
     item, _ = get_args(signature.return_annotation)
     returns = GenericAlias(Generator, (item, None, None))
-    _take_name(call, method, signature.replace(return_annotation=returns))
+    _copy_signature(call, method, signature.replace(return_annotation=returns))
     return call
 
 
-def _take_name(call: Any, method: Callable[..., object], signature: inspect.Signature) -> None:
+def _copy_signature(call: Any, method: Callable[..., object], signature: inspect.Signature) -> None:
     update_wrapper(call, method)
     del call.__wrapped__
     call.__annotations__ = {**call.__annotations__, "return": signature.return_annotation}

@@ -95,7 +95,7 @@ class Calls:
         # Closing a grpc.aio channel does not end its open calls, so the client cancels them.
         self._open_calls: set[_Cancellable] = set()
 
-    def pairs(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
+    def generation_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
         """Return the metadata of a generation. Raises TypeError for invalid `metadata`, ValueError
         for an invalid token, and ValueError for any `metadata` if the client multiplexes."""
         if self.is_multiplexed:
@@ -183,7 +183,7 @@ class Calls:
         async with self.pool.admitted(logical.attempts.timeout_s()):
             while True:
                 reader = logical.reader
-                index, channel = self.pool.take()
+                index, channel = self.pool.acquire()
                 call: Stream | None = None
                 is_unavailable = False
                 try:
@@ -192,7 +192,7 @@ class Calls:
                     async for response in call:
                         event = reader.receive(response)
                         if isinstance(event, Accepted):
-                            self.pool.answered(index)
+                            self.pool.note_response(index)
                         if event is not None:
                             yield event
                 except (grpc.RpcError, PenstockError) as failed:
@@ -234,7 +234,7 @@ class Calls:
         """
         self.pool.require_open()
         while True:
-            index, channel = self.pool.take()
+            index, channel = self.pool.acquire()
             is_unavailable = False
             call = method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
             self._open_calls.add(call)
@@ -257,7 +257,7 @@ class Calls:
                 self.pool.release(index, is_unavailable=is_unavailable)
             await self._sleep(delay_s)
 
-    async def one_stream(
+    async def stream_once(
         self,
         method: "StreamMethod[RequestT, ResponseT]",
         request: RequestT,
@@ -284,7 +284,7 @@ class Calls:
     async def borrowed_channel(self) -> AsyncGenerator[grpc.aio.Channel, None]:
         """Provide a channel, inside the `with` block, for a call without retries."""
         self.pool.require_open()
-        index, channel = self.pool.take()
+        index, channel = self.pool.acquire()
         try:
             yield channel
         finally:
@@ -299,7 +299,7 @@ class Calls:
     def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
         """Return True if the error of an attempt shows that no server responds on its channel."""
         if is_unanswered(error, request_id):
-            return self.pool.is_lost(index)
+            return self.pool.is_disconnected(index)
         return isinstance(error, Unavailable)
 
     def _start(

@@ -194,7 +194,9 @@ class Client(ModelCalls):
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
         request = encode_request(wanted)
         attempts = self._calls.settings.attempts(deadline_s)
-        return self._calls.stream(request, attempts, self._calls.pairs(metadata, trace))
+        return self._calls.stream(
+            request, attempts, self._calls.generation_metadata(metadata, trace)
+        )
 
     def resume(
         self,
@@ -295,7 +297,7 @@ class Client(ModelCalls):
         end."""
         message = encode_request(build_request(prompt, options))
         attempts = self._calls.settings.attempts(deadline_s)
-        pairs = self._calls.pairs(metadata, trace)
+        pairs = self._calls.generation_metadata(metadata, trace)
         if self._calls.is_multiplexed:
             return await self._collect(message, attempts, pairs)
         request = pb.GenerateOnceRequest(generation=message)
@@ -341,7 +343,7 @@ class Client(ModelCalls):
             return self._calls.stream(
                 message,
                 self._calls.settings.attempts(deadline_s),
-                self._calls.pairs(metadata, None),
+                self._calls.generation_metadata(metadata, None),
                 canceller=canceller,
             )
 

@@ -22,8 +22,8 @@ class _Ticket:
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
-        self.has_place = False
-        self.is_sent_away = False
+        self.is_admitted = False
+        self.is_rejected = False
 
 
 class Connections:
@@ -93,7 +93,7 @@ class Connections:
         finally:
             self._leave()
 
-    def take(self) -> tuple[int, grpc.aio.Channel]:
+    def acquire(self) -> tuple[int, grpc.aio.Channel]:
         """Choose a channel for an attempt; return its index, for `release`, and the channel. Raises
         CallCancelled if the connections are closed."""
         with self._lock:
@@ -112,12 +112,12 @@ class Connections:
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
-    def answered(self, index: int) -> None:
+    def note_response(self, index: int) -> None:
         """Record that the server has responded on this channel."""
         with self._lock:
-            self._picker.answered(index)
+            self._picker.note_response(index)
 
-    def is_lost(self, index: int) -> bool:
+    def is_disconnected(self, index: int) -> bool:
         """Return True if a channel is not connected now, or was not opened."""
         with self._lock:
             channel = self._channels.get(index)
@@ -134,7 +134,7 @@ class Connections:
         with self._lock:
             self._is_closing = True
             for ticket in self._admission.reject_all():
-                ticket.is_sent_away = True
+                ticket.is_rejected = True
                 ticket.signal.set()
             if grace_s <= 0 or not self._admission.num_open:
                 return
@@ -157,12 +157,12 @@ class Connections:
             # After a cancelled task or Ctrl-C, a place that was just granted passes to the next
             # call.
             self._stop_waiting(ticket)
-            if ticket.has_place:
+            if ticket.is_admitted:
                 self._leave()
             raise
         self._stop_waiting(ticket)
-        if not ticket.has_place:
-            raise client_closed() if ticket.is_sent_away else deadline_passed()
+        if not ticket.is_admitted:
+            raise client_closed() if ticket.is_rejected else deadline_passed()
 
     def _stop_waiting(self, ticket: _Ticket) -> None:
         with self._lock:
@@ -172,7 +172,7 @@ class Connections:
         with self._lock:
             ticket = self._admission.leave()
             if ticket is not None:
-                ticket.has_place = True
+                ticket.is_admitted = True
                 ticket.signal.set()
             elif self._idle_signal is not None and not self._admission.num_open:
                 self._idle_signal.set()

@@ -68,7 +68,7 @@ def decode_event(response: pb.GenerateResponse) -> Event | None:
 def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
     """Convert a complete generation. Raises StreamBroken if a required part is missing."""
     if not (response.HasField("accepted") and response.HasField("finished")):
-        raise StreamBroken.because("the response has no `accepted` or no `finished`")
+        raise StreamBroken.with_message("the response has no `accepted` or no `finished`")
     accepted = _accepted(response.accepted, 0)
     finished = _finished(response.finished, 0)
     pieces = [_tokens(tokens, 0) for tokens in response.outputs]

@@ -378,7 +378,7 @@ class StreamBroken(PenstockError):
     """
 
     @classmethod
-    def because(cls, message: str, request_id: str = "") -> "StreamBroken":
+    def with_message(cls, message: str, request_id: str = "") -> "StreamBroken":
         """Return the error with the message `message`, the code DATA_LOSS and the reason
         STREAM_BROKEN."""
         return cls(

@@ -50,7 +50,7 @@ class ModelCalls:
         models: list[Model] = []
         request = pb.ListModelsRequest()
         for _ in range(MAX_NUM_PAGES):
-            page = await self._ask(
+            page = await self._call(
                 lambda channel: pb.ModelServiceStub(channel).ListModels,
                 request,
                 deadline_s,
@@ -60,7 +60,9 @@ class ModelCalls:
             if not page.next_page_token:
                 return tuple(models)
             request = pb.ListModelsRequest(page_token=page.next_page_token)
-        raise StreamBroken.because(f"the list of models did not end after {MAX_NUM_PAGES} pages")
+        raise StreamBroken.with_message(
+            f"the list of models did not end after {MAX_NUM_PAGES} pages"
+        )
 
     async def get_model(
         self,
@@ -74,7 +76,7 @@ class ModelCalls:
         Raises `ModelNotFound`.
         """
         request = filled(pb.GetModelRequest(), name=name)
-        response = await self._ask(
+        response = await self._call(
             lambda channel: pb.ModelServiceStub(channel).GetModel, request, deadline_s, metadata
         )
         return decode_model(response.model)
@@ -91,7 +93,7 @@ class ModelCalls:
         ValueError for token ids."""
         request = filled(pb.TokenizeRequest(), model=model)
         encode_prompt(as_prompt(prompt), request)
-        response = await self._ask(
+        response = await self._call(
             lambda channel: pb.ModelServiceStub(channel).Tokenize, request, deadline_s, metadata
         )
         return Tokenization(
@@ -117,7 +119,7 @@ class ModelCalls:
             pb.DetokenizeRequest(), model=model, skip_special_tokens=skip_special_tokens
         )
         encode_ids(token_ids, request)
-        response = await self._ask(
+        response = await self._call(
             lambda channel: pb.ModelServiceStub(channel).Detokenize, request, deadline_s, metadata
         )
         return response.text
@@ -168,7 +170,7 @@ class ModelCalls:
             Failure(code=grpc.StatusCode.UNAVAILABLE, message="the health watch ended")
         )
 
-    async def _ask(
+    async def _call(
         self,
         method: "UnaryMethod[RequestT, ResponseT]",
         request: RequestT,

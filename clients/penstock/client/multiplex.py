@@ -262,7 +262,7 @@ class MultiplexedRequests:
         """Ignore an event of a cancelled or expired request, and forget the request at its last
         event. Raises StreamBroken for any other key."""
         if event.key not in self._left:
-            raise StreamBroken.because(f"an event of request {event.key}, which is not open")
+            raise StreamBroken.with_message(f"an event of request {event.key}, which is not open")
         if event.HasField("error") or event.response.HasField("finished"):
             self._left.discard(event.key)
 

@@ -124,7 +124,7 @@ class OperationsClient:
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> ServerStats:
         """Return a snapshot of the server; if `model` is set, with only that model."""
-        response = await self._ask(
+        response = await self._call_method(
             lambda channel: pb.OperationsServiceStub(channel).GetStats,
             filled(pb.GetStatsRequest(), model=model),
             deadline_s,
@@ -165,7 +165,7 @@ class OperationsClient:
         request = list_request(model, tenant, state, max_requests)
         found: list[LiveRequest] = []
         for _ in range(MAX_NUM_PAGES):
-            page = await self._ask(
+            page = await self._call_method(
                 lambda channel: pb.OperationsServiceStub(channel).ListLiveRequests,
                 request,
                 deadline_s,
@@ -176,7 +176,9 @@ class OperationsClient:
                 return tuple(found)
             request.page_token = page.next_page_token
             request.page_size = MAX_PAGE_SIZE if num_left is None else min(num_left, MAX_PAGE_SIZE)
-        raise StreamBroken.because(f"the list of requests did not end after {MAX_NUM_PAGES} pages")
+        raise StreamBroken.with_message(
+            f"the list of requests did not end after {MAX_NUM_PAGES} pages"
+        )
 
     async def get_request(
         self,
@@ -189,7 +191,7 @@ class OperationsClient:
 
         `tenant` is needed only if two tenants use the same id.
         """
-        response = await self._ask(
+        response = await self._call_method(
             lambda channel: pb.OperationsServiceStub(channel).GetLiveRequest,
             filled(pb.GetLiveRequestRequest(), request_id=request_id, tenant=tenant),
             deadline_s,
@@ -208,7 +210,7 @@ class OperationsClient:
         `timeout_s` is how long live requests may continue, in seconds; None for the server's
         setting.
         """
-        response = await self._ask(
+        response = await self._call_method(
             lambda channel: pb.OperationsServiceStub(channel).Drain,
             drain_request(timeout_s),
             deadline_s,
@@ -252,7 +254,7 @@ class OperationsClient:
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> str:
         """Write the flight record to a file on the server's machine and return its path there."""
-        response = await self._ask(
+        response = await self._call_method(
             lambda channel: pb.OperationsServiceStub(channel).DumpFlightRecord,
             filled(pb.DumpFlightRecordRequest(), model=model),
             deadline_s,
@@ -263,7 +265,7 @@ class OperationsClient:
         self, level: LogLevel, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> None:
         """Set the lowest severity that all processes of the server log."""
-        await self._ask(
+        await self._call_method(
             lambda channel: pb.OperationsServiceStub(channel).SetLogLevel,
             log_level_request(level),
             deadline_s,
@@ -298,7 +300,7 @@ class OperationsClient:
             lambda channel: pb.OperationsServiceStub(channel).GetFlightRecord, request, deadline_s
         )
 
-    async def _ask(
+    async def _call_method(
         self,
         method: "UnaryMethod[RequestT, ResponseT]",
         request: RequestT,
@@ -316,4 +318,4 @@ class OperationsClient:
     ) -> AsyncGenerator[ResponseT, None]:
         settings = self._calls.settings
         attempts = settings.attempts(deadline_s)
-        return self._calls.one_stream(method, request, attempts, settings.call_metadata((), None))
+        return self._calls.stream_once(method, request, attempts, settings.call_metadata((), None))

@@ -101,14 +101,14 @@ class ChannelPicker:
         """Record the end of an attempt. `is_unavailable` is True if no server responded to it."""
         self._num_open[index] -= 1
         if not is_unavailable:
-            self.answered(index)
+            self.note_response(index)
         elif self._avoid_until_s[index] <= now_s:
             # Concurrent failures are counted as one.
             avoid_s = min(_AVOID_S * 2 ** min(self._num_failures[index], 10), _MAX_AVOID_S)
             self._num_failures[index] += 1
             self._avoid_until_s[index] = now_s + avoid_s
 
-    def answered(self, index: int) -> None:
+    def note_response(self, index: int) -> None:
         """Record that a server responds on this channel."""
         self._num_failures[index] = 0
         self._avoid_until_s[index] = -math.inf

@@ -148,7 +148,7 @@ class Attempts:
             remaining_s=self._remaining_s(),
             jitter=self._random(),
         )
-        if delay_s is None or not (self._budget is None or self._budget.take()):
+        if delay_s is None or not (self._budget is None or self._budget.withdraw()):
             return None
         if self._policy.on_retry is not None:
             self._policy.on_retry(error, delay_s)

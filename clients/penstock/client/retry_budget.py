@@ -33,7 +33,7 @@ class RetryBudget:
         with self._lock:
             self._left = min(self._most, self._left + self._share)
 
-    def take(self) -> bool:
+    def withdraw(self) -> bool:
         """Deduct one retry. Returns False if the budget has none."""
         with self._lock:
             # In floating point, five times a fifth may be slightly less than one.

@@ -90,4 +90,4 @@ class StreamReader:
         return self._finished
 
     def _break(self, message: str) -> NoReturn:
-        raise StreamBroken.because(message, self.request_id)
+        raise StreamBroken.with_message(message, self.request_id)

@@ -14,7 +14,7 @@ from penstock.executor.device_defaults import device_defaults
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.setting import SettingError, check, made_by, setting
+from penstock.scheduler.setting import SettingError, check, from_factory, setting
 
 DEFAULT_BLOCK_SIZE = 16
 QUANTIZATIONS = ("none", "fp8", "int8")
@@ -204,7 +204,7 @@ class ExecutorConfig:
         at_most=2,
         shown="the executor's choice",
     )
-    simulated: SimulatedConfig = made_by(
+    simulated: SimulatedConfig = from_factory(
         SimulatedConfig,
         "executor",
         "settings of the simulated executor; docs/settings.md lists the keys",
@@ -212,7 +212,7 @@ class ExecutorConfig:
         base={"pace": "real_time"},
         shown="none",
     )
-    trtllm: TrtllmConfig = made_by(
+    trtllm: TrtllmConfig = from_factory(
         TrtllmConfig,
         "executor",
         "settings of the trtllm executor; docs/settings.md lists the keys",

@@ -92,14 +92,13 @@ class SlotFailure:
     """A request that failed; the rest of the batch is valid.
 
     `detail` is for the server log only and must not contain client data. `is_rejected`: the
-    executor does not support an option of the request, which is a client error; `is_of_constraint`:
-    the unsupported option is the constraint.
-    """
+    executor does not support an option of the request, which is a client error;
+    `is_constraint_error`: the unsupported option is the constraint."""
 
     slot: int
     detail: str
     is_rejected: bool = False
-    is_of_constraint: bool = False
+    is_constraint_error: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

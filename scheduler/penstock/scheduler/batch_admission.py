@@ -80,7 +80,7 @@ class BatchAdmission:
         blocked: Request | None = None
         is_too_long = False
         num_passed = 0
-        while budget.num_left > 0 and self._has_place:
+        while budget.num_left > 0 and self._has_free_slot:
             request = order.peek(now)
             if request is None:
                 break
@@ -149,19 +149,19 @@ class BatchAdmission:
             if not (is_under_share and self._may_pass_blocked(request, now)):
                 break
             matched = self._match(request, is_first=True)
-            if matched is None or not self._has_place:
+            if matched is None or not self._has_free_slot:
                 # No preemption for a request that would be late anyway.
                 found = self._cache.match(request)
                 if self._predictor.check_at_admission(request, found, now) is not None:
                     break
-                if not self._make_place(request, num_blocks, budget, shares, now):
+                if not self._preempt_for(request, num_blocks, budget, shares, now):
                     break
                 has_preempted = True
                 # Preempted requests are of the same class or a lower one, so they rank ahead of the
                 # rest.
                 least = max(least, request.spec.priority)
                 matched = self._match(request, is_first=True)
-                if matched is None or not self._has_place:
+                if matched is None or not self._has_free_slot:
                     break
             rejection = self._predictor.check_at_admission(request, matched, now)
             if rejection is not None:
@@ -171,11 +171,11 @@ class BatchAdmission:
             if self._blocked is not None and is_past:
                 self._blocked.num_overtaken += 1
             self._admit(request, matched, budget, now, is_past_blocked=is_past)
-            shares.take(request.tenant, num_blocks)
+            shares.add(request.tenant, num_blocks)
         return has_preempted
 
     @property
-    def _has_place(self) -> bool:
+    def _has_free_slot(self) -> bool:
         """Whether one more request may run: a slot is free and the batch limit allows it."""
         running = self._running
         return running.has_free_slot and len(running) < self._sizing.max_num_running
@@ -187,7 +187,7 @@ class BatchAdmission:
         """
         if not len(self._order):
             return None
-        if not self._has_place:
+        if not self._has_free_slot:
             return WaitReason.SLOTS
         if is_too_long or budget.num_left <= 0:
             return WaitReason.TOKEN_BUDGET
@@ -207,7 +207,7 @@ class BatchAdmission:
         is_in_time = now - blocked.blocked_since_s <= self._max_overtake_s
         return is_in_time and blocked.num_overtaken < self._max_num_overtakes
 
-    def _make_place(
+    def _preempt_for(
         self, request: Request, num_blocks: int, budget: TokenBudget, shares: FairShare, now: float
     ) -> bool:
         """Preempt requests in favour of a tenant under its share; return False if preemption is not
@@ -220,7 +220,7 @@ class BatchAdmission:
         shortage = Shortage(
             tenant=request.tenant,
             level=request.spec.priority,
-            is_slot=not self._has_place,
+            is_slot=not self._has_free_slot,
             num_blocks_short=max(0, num_short),
             num_blocks=num_blocks,
             matched=tuple(matched),

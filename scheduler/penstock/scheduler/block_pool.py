@@ -100,7 +100,7 @@ class BlockPool:
             evicted: NDArray[np.int32] = np.array(
                 self._cached.pop(count - from_stack), dtype=np.int32
             )
-            self._unname(evicted)
+            self._unregister(evicted)
             blocks = np.concatenate((blocks, evicted)) if from_stack else evicted
         self.ref_counts[blocks] = 1
         return blocks
@@ -179,7 +179,7 @@ class BlockPool:
         """Register the content of a full, used block under its digest; a no-op if the digest or the
         block is already registered.
         """
-        self._name(np.array([block], dtype=np.int32), [digest])
+        self._register_blocks(np.array([block], dtype=np.int32), [digest])
 
     def register_chain(
         self, table: NDArray[np.int32], digests: Sequence[bytes], places: range
@@ -187,15 +187,17 @@ class BlockPool:
         """Register the full, used blocks at the positions `places` of a block table under their
         digests, as `register` does. `digests`: the hash chain of the whole table.
         """
-        self._name(table[places.start : places.stop], digests[places.start : places.stop])
+        self._register_blocks(
+            table[places.start : places.stop], digests[places.start : places.stop]
+        )
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
         """Remove the digests of used blocks, whose content may be invalid; blocks without a digest
         are ignored.
         """
         named = blocks[self._is_hashed[blocks]]
-        self._unname(named)
-        self._order.note_lost(named.tolist())
+        self._unregister(named)
+        self._order.note_unregistered(named.tolist())
 
     @property
     def retention_cuts(self) -> RetentionCuts:
@@ -243,7 +245,7 @@ class BlockPool:
             if block in self._cached:
                 self._cached.move(block, self._level(block))
 
-    def _name(self, blocks: NDArray[np.int32], digests: Sequence[bytes]) -> None:
+    def _register_blocks(self, blocks: NDArray[np.int32], digests: Sequence[bytes]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
         named: list[int] = []
         names: list[bytes] = []
@@ -257,13 +259,13 @@ class BlockPool:
             blocks = np.array(named, dtype=np.int32)
         self._is_hashed[blocks] = True
         self._is_settled[blocks] = False
-        self._order.note_named(named, names)
+        self._order.note_registered(named, names)
 
-    def _unname(self, blocks: NDArray[np.int32]) -> None:
+    def _unregister(self, blocks: NDArray[np.int32]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
         numbers = blocks.tolist()
         if self.cache_index is not None:
-            self.cache_index.note_lost([hash_of[block] for block in numbers])
+            self.cache_index.note_unregistered([hash_of[block] for block in numbers])
         for block in numbers:
             del block_of[hash_of.pop(block)]
         self._is_hashed[blocks] = False

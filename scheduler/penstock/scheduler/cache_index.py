@@ -106,7 +106,7 @@ class CacheIndex:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._chain_of
 
-    def note_named(
+    def note_registered(
         self, salt: bytes, digests: Sequence[bytes], places: range, tokens: bytes
     ) -> None:
         """Register the blocks at the positions `places` of the chain `digests`, except those
@@ -132,7 +132,7 @@ class CacheIndex:
             watch.add(named)
         self._drop_if_unused(chain)
 
-    def note_lost(self, digests: Iterable[bytes]) -> None:
+    def note_unregistered(self, digests: Iterable[bytes]) -> None:
         """Remove the blocks with these digests, all of which must be registered."""
         for digest in digests:
             chain = self._chain_of.pop(digest)

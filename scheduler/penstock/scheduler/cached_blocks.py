@@ -56,7 +56,7 @@ class EvictionOrder(Protocol):
         """Remove and return the `count` blocks to evict next; at least as many must exist."""
         ...
 
-    def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def note_registered(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """Record the digests of used blocks that were registered, in order of their chain."""
         ...
 
@@ -66,7 +66,7 @@ class EvictionOrder(Protocol):
         """
         ...
 
-    def note_lost(self, blocks: Sequence[int]) -> None:
+    def note_unregistered(self, blocks: Sequence[int]) -> None:
         """Record that blocks outside this order (used, or of another level) were evicted or have
         invalid content.
         """
@@ -153,13 +153,13 @@ class RecencyOrder:
             return heap[0]
         return first[1], first[0]
 
-    def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def note_registered(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """Do nothing: this order does not depend on digests."""
 
     def note_shared(self, blocks: Sequence[int]) -> None:
         """Do nothing: this order does not count uses."""
 
-    def note_lost(self, blocks: Sequence[int]) -> None:
+    def note_unregistered(self, blocks: Sequence[int]) -> None:
         """Do nothing: this order does not count lost blocks."""
 
     def faults(self) -> Faults:
@@ -216,7 +216,7 @@ class CachedBlocks:
         if level == DEFAULT_LEVEL:
             self.order.extend(blocks)
             return
-        of_level = self._of(level)
+        of_level = self._order_of(level)
         of_level.num_turns = self.order.num_turns
         of_level.extend(blocks)
         self.order.num_turns = of_level.num_turns
@@ -231,7 +231,7 @@ class CachedBlocks:
         if level == DEFAULT_LEVEL:
             self.order.insert(block, turn)
         else:
-            self._of(level).insert(block, turn)
+            self._order_of(level).insert(block, turn)
             self._level_of[block] = level
 
     def discard(self, blocks: Sequence[int]) -> None:
@@ -255,7 +255,7 @@ class CachedBlocks:
             gone = order.pop(min(count - len(popped), len(order)))
             if not is_default:
                 self._forget_level(lowest, gone)
-                self.order.note_lost(gone)
+                self.order.note_unregistered(gone)
             popped += gone
         return popped
 
@@ -276,7 +276,7 @@ class CachedBlocks:
         if num_special != len(self._level_of):
             yield "cached blocks and their levels disagree"
 
-    def _of(self, level: int) -> RecencyOrder:
+    def _order_of(self, level: int) -> RecencyOrder:
         return self._others.setdefault(level, RecencyOrder())
 
     def _take(self, block: int, level: int) -> int:

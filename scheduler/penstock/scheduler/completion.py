@@ -352,7 +352,7 @@ class CompletionPredictor:
             return UNENDING
         if request.is_new:
             return None
-        return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
+        return self.lengths.distribution(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
         """Return the lengths of the running outputs, as censored samples for the distribution of

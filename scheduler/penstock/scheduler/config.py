@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
-from penstock.scheduler.setting import SettingError, check, made_by, setting
+from penstock.scheduler.setting import SettingError, check, from_factory, setting
 
 MAX_WEIGHT = 1e6
 """Limit of a tenant's weight and of its reciprocal, because service is counted in floats."""
@@ -149,7 +149,7 @@ class SchedulerConfig:
         "order of the queue: tenants by fair share and the earliest deadline, or first come,"
         " first served",
     )
-    tenant_weights: Mapping[str, float] = made_by(
+    tenant_weights: Mapping[str, float] = from_factory(
         dict[str, float],
         "tenants",
         "fair-share weights of tenants, 1e-6 to 1e6; other tenants have 1",

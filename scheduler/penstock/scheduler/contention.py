@@ -56,8 +56,8 @@ class Contention:
         is_fair = config.order is SchedulingOrder.FAIR
         self._favours_under_share = is_fair and math.isfinite(config.yield_ratio)
 
-    def load(self, *, has_place: bool = False) -> RunningLoad:
-        """Return the load of all running requests. `has_place`: count at least one free slot even
+    def load(self, *, has_slot: bool = False) -> RunningLoad:
+        """Return the load of all running requests. `has_slot`: count at least one free slot even
         if the batch limit is reached, for a request that is about to get one.
         """
         arrays, cache, running = self._arrays, self._cache, self._running
@@ -65,7 +65,7 @@ class Contention:
         columns = slice(0, running.high_water)
         prefilling = running.prefilling()
         num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
-        num_places = max(self._sizing.max_num_running - num_running, int(has_place), 0)
+        num_places = max(self._sizing.max_num_running - num_running, int(has_slot), 0)
         return RunningLoad(
             num_running=num_running,
             num_decodes=num_running - len(prefilling),
@@ -80,7 +80,7 @@ class Contention:
             ),
         )
 
-    def of_arrival(self, request: Request, demand: Demand) -> tuple[RunningLoad, QueuedAhead]:
+    def load_at_arrival(self, request: Request, demand: Demand) -> tuple[RunningLoad, QueuedAhead]:
         """Return the running load and the queue ahead of a request that is about to join the
         queue.
         """
@@ -92,10 +92,10 @@ class Contention:
             ahead = queue.ahead_of(request, demand.num_prefill_tokens)
         return load, ahead
 
-    def of_admission(self, request: Request, demand: Demand) -> RunningLoad:
+    def load_at_admission(self, request: Request, demand: Demand) -> RunningLoad:
         """Return the load that a request runs next to if it gets a slot now."""
         shares = self._shares_if_under_share(request, QueuedAhead())
-        return self._before(self.load(has_place=True), request, demand, QueuedAhead(), shares)
+        return self._before(self.load(has_slot=True), request, demand, QueuedAhead(), shares)
 
     def _before(
         self,
@@ -112,12 +112,12 @@ class Contention:
         counts with at most as many tokens as the request has to compute. Prompts whose first token
         is due at the same time or earlier may need all of the budget (forecast.py), and are counted
         in full. If the tenant is under its share, the load is that after preemptions
-        (`_with_place`).
+        (`_with_slot`).
         """
         under_way = self._running.prefilling()
         if shares is not None:
             under_way = [one for one in under_way if shares.is_under_share(one.tenant)]
-            load = self._with_place(load, demand, ahead)
+            load = self._with_slot(load, demand, ahead)
         due_s, num_own = deadlines_of(request).ttft_s, demand.num_prefill_tokens
         num_before = sum(
             num if deadlines_of(one).ttft_s <= due_s != NO_TIME else min(num, num_own)
@@ -147,7 +147,7 @@ class Contention:
             )
         return shares if is_under_share else None
 
-    def _with_place(self, load: RunningLoad, demand: Demand, ahead: QueuedAhead) -> RunningLoad:
+    def _with_slot(self, load: RunningLoad, demand: Demand, ahead: QueuedAhead) -> RunningLoad:
         """Return the load after the preemptions that would admit the request and the requests ahead
         of it.
         """

@@ -149,7 +149,7 @@ class StepError:
         """The average ratio of measured to predicted time."""
         return 1.0 + self.bias
 
-    def left_of(self, num_steps: float) -> float:
+    def remaining_share(self, num_steps: float) -> float:
         """Return the fraction of the predicted time of `num_steps` steps that remains after
         subtracting the error.
 
@@ -223,7 +223,7 @@ class RecentErrors:
             return 0.0
         return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
-    def agrees(self, factor: float) -> bool:
+    def confirms(self, factor: float) -> bool:
         """Return whether the latest steps confirm that the machine's speed changed by `factor`:
         their median error has the sign of `factor` - 1 and at least half its magnitude.
         """

@@ -32,7 +32,7 @@ from penstock.scheduler.forecast import (
     Deadlines,
     Demand,
     Forecast,
-    Machine,
+    MachineModel,
     QueuedAhead,
     RunningLoad,
     deadlines_of,
@@ -165,13 +165,13 @@ class DeadlinePredictor:
         if deadlines.total_s != NO_TIME:
             has_queue = self._queue.has_queue(request)
             self._completion.note_arrival(request, now, finds_queue=has_queue)
-        is_judged = deadlines.is_any and self._is_able
+        is_judged = deadlines.is_any and self._can_predict
         if not (is_judged or len(self._queue)) and self._has_room(request):
             return QueueEstimate(num_ahead=0, queue_s=0.0)
-        machine = self._machine()
+        machine = self._machine_model()
         matched = self._cache.match(request)
         demand = self._demand(request, matched)
-        load, ahead = self._contention.of_arrival(request, demand)
+        load, ahead = self._contention.load_at_arrival(request, demand)
         likely = forecast(machine, demand, load, ahead)
         rejection = None
         if is_judged and not self._is_trial(request, now):
@@ -205,9 +205,9 @@ class DeadlinePredictor:
         if not self._sizing.has_cost:
             return Rejection(reason=deadlines.passed_by(now))
         demand = self._demand(request, self._cache.match(request))
-        load, ahead = self._contention.of_arrival(request, demand)
-        likely = forecast(self._machine(), demand, load, ahead)
-        rejection = self._late(request, demand, likely, likely, now)
+        load, ahead = self._contention.load_at_arrival(request, demand)
+        likely = forecast(self._machine_model(), demand, load, ahead)
+        rejection = self._late_rejection(request, demand, likely, likely, now)
         is_over = deadlines.earliest_s <= now
         return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
 
@@ -218,8 +218,8 @@ class DeadlinePredictor:
         if not self._sizing.has_cost:
             return Rejection(reason=reason)
         demand = self._demand(request, self._cache.match(request))
-        load, ahead = self._contention.of_arrival(request, demand)
-        likely = forecast(self._machine(), demand, load, ahead)
+        load, ahead = self._contention.load_at_arrival(request, demand)
+        likely = forecast(self._machine_model(), demand, load, ahead)
         # The wait until requests with as much demand as this one have left the queue.
         leaving = QueuedAhead(
             num_requests=1,
@@ -227,7 +227,7 @@ class DeadlinePredictor:
             num_blocks=demand.num_blocks,
             num_output_tokens=demand.expected_output_tokens,
         )
-        until = forecast(self._machine(), demand, load, leaving)
+        until = forecast(self._machine_model(), demand, load, leaving)
         return Rejection(
             reason=reason, estimate_s=likely.ttft_s, retry_after_s=retry_after_s(until, now)
         )
@@ -241,12 +241,12 @@ class DeadlinePredictor:
         prefill budget, less the error of the cost model; decode as on an idle machine.
         """
         deadlines = deadlines_of(request)
-        if not (deadlines.is_any and self._is_able) or request.is_trial:
+        if not (deadlines.is_any and self._can_predict) or request.is_trial:
             return None
-        if self._is_far(request, deadlines, now):
+        if self._is_deadline_far(request, deadlines, now):
             return None
-        machine, demand = self._machine(), self._demand(request, matched)
-        load = self._contention.of_admission(request, demand)
+        machine, demand = self._machine_model(), self._demand(request, matched)
+        load = self._contention.load_at_admission(request, demand)
         likely = forecast(machine, demand, load, QueuedAhead())
         alone = forecast_alone(machine, demand)
         optimistic = Forecast(
@@ -262,16 +262,18 @@ class DeadlinePredictor:
 
         The check runs at intervals; in between the list is empty.
         """
-        if not (self._is_able and self._completion.is_check_due(now)):
+        if not (self._can_predict and self._completion.is_check_due(now)):
             return []
         load = self._contention.load()
         token_s = self._completion.token_time.under_load(load, now)
         found: list[tuple[Request, Rejection]] = []
         for request, chance in self._completion.running_late(token_s, now):
             demand = self._demand(request, [])
-            likely = forecast(self._machine(), demand, load, QueuedAhead())
+            likely = forecast(self._machine_model(), demand, load, QueuedAhead())
             done_s = now + demand.min_output_tokens * token_s
-            found.append((request, self._unlikely(request, demand, likely, chance, done_s)))
+            found.append(
+                (request, self._unlikely_rejection(request, demand, likely, chance, done_s))
+            )
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
@@ -283,9 +285,9 @@ class DeadlinePredictor:
         """
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
-        if not (due and self._is_able):
+        if not (due and self._can_predict):
             return {}
-        load, arrays, machine = self._contention.load(), self._arrays, self._machine()
+        load, arrays, machine = self._contention.load(), self._arrays, self._machine_model()
         num_spare = _SPARE_STEPS * load.prefill_budget_tokens
         urgent: dict[int, float] = {}
         for slot, due_s in due.items():
@@ -296,7 +298,7 @@ class DeadlinePredictor:
                 urgent[slot] = due_s
         return urgent
 
-    def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
+    def _is_deadline_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Return whether the deadline is so far away that no prediction is needed."""
         num_tokens, spec = len(request.tokens), request.spec
         is_judged = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
@@ -311,7 +313,7 @@ class DeadlinePredictor:
         return is_below_limit and self._blocks.num_held(request) <= self._blocks.num_left
 
     @property
-    def _is_able(self) -> bool:
+    def _can_predict(self) -> bool:
         return self._is_predicting and self._sizing.has_cost
 
     def _is_trial(self, request: Request, now: float) -> bool:
@@ -337,10 +339,10 @@ class DeadlinePredictor:
 
     def _latest_admission_s(self, request: Request, matched: list[int]) -> float:
         deadlines = deadlines_of(request)
-        if not (deadlines.is_any and self._is_able) or request.is_trial:
+        if not (deadlines.is_any and self._can_predict) or request.is_trial:
             return deadlines.earliest_s
         return latest_admission_s(
-            self._machine(),
+            self._machine_model(),
             self._demand(request, matched),
             ttft_deadline_s=deadlines.ttft_s,
             deadline_s=deadlines.total_s,
@@ -359,7 +361,7 @@ class DeadlinePredictor:
         times.
         """
         if not deadlines_of(request).are_met(optimistic, now):
-            return self._late(request, demand, likely, optimistic, now)
+            return self._late_rejection(request, demand, likely, optimistic, now)
         if request.spec.deadline_s == NO_TIME:
             return None
         completion = self._completion.assess(
@@ -372,18 +374,18 @@ class DeadlinePredictor:
         if completion is None or completion.chance >= completion.required:
             return None
         done_s = now + completion.needed_s
-        rejection = self._unlikely(request, demand, likely, completion.chance, done_s)
+        rejection = self._unlikely_rejection(request, demand, likely, completion.chance, done_s)
         wait_s = max(rejection.retry_after_s or 0.0, completion.slowdown_s)
         return replace(rejection, retry_after_s=wait_s)
 
-    def _unlikely(
+    def _unlikely_rejection(
         self, request: Request, demand: Demand, likely: Forecast, chance: float, done_s: float
     ) -> Rejection:
         """Return the rejection of a request that will probably be late; `done_s`: its predicted
         end.
         """
         spec = request.spec
-        alone = forecast_alone(self._machine(), demand)
+        alone = forecast_alone(self._machine_model(), demand)
         is_possible = spec.arrival_s + alone.total_s < spec.deadline_s
         return Rejection(
             reason=FailureReason.DEADLINE_UNREACHABLE,
@@ -393,7 +395,7 @@ class DeadlinePredictor:
             retry_after_s=retry_after_s(likely, done_s) if is_possible else math.inf,
         )
 
-    def _late(
+    def _late_rejection(
         self, request: Request, demand: Demand, likely: Forecast, optimistic: Forecast, now: float
     ) -> Rejection:
         """Return the rejection of a request that is late even in the `optimistic` forecast. The
@@ -406,7 +408,7 @@ class DeadlinePredictor:
             if is_ttft
             else max(likely.total_s, optimistic.total_s)
         )
-        alone = forecast_alone(self._machine(), demand)
+        alone = forecast_alone(self._machine_model(), demand)
         chance: float | None = None
         if not is_ttft:
             chance = self._completion.chance_in(
@@ -429,9 +431,9 @@ class DeadlinePredictor:
             retry_after_s=wait_s if deadlines.are_met(alone, arrival_s) else math.inf,
         )
 
-    def _machine(self) -> Machine:
+    def _machine_model(self) -> MachineModel:
         fit = self._sizing.fit
-        return Machine(
+        return MachineModel(
             cost=fit,
             max_prefill_tokens=self._max_tokens,
             prefill_error=fit.prefill_error,

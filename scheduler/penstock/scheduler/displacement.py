@@ -107,7 +107,7 @@ class Displacement:
                 [index for index in np.flatnonzero(parts).tolist() if self._is_kept(index, keys)]
             ] = 0.0
             largest = int(parts.argmax())
-            unit = next(self._in_turn(largest, keys), None)
+            unit = next(self._in_displacement_order(largest, keys), None)
             size = np.zeros(2) if unit is None else _size(unit)
             left = held[:, largest] - size
             is_short = (num_requests > 0, num_tokens > 0)
@@ -117,7 +117,7 @@ class Displacement:
             ):
                 held[:, largest] = left
             else:
-                unit = None if own is None else next(self._in_turn(own, keys), None)
+                unit = None if own is None else next(self._in_displacement_order(own, keys), None)
                 if unit is None or unit[0].spec.priority >= spec.priority:
                     return None
             if len(chosen) == MAX_DISPLACED:
@@ -129,9 +129,11 @@ class Displacement:
         return chosen
 
     def _is_kept(self, tenant: int, chosen: set[int]) -> bool:
-        return next(self._in_turn(tenant, chosen), None) is None
+        return next(self._in_displacement_order(tenant, chosen), None) is None
 
-    def _in_turn(self, tenant: int, chosen: set[int]) -> Iterator[tuple[Request, ...]]:
+    def _in_displacement_order(
+        self, tenant: int, chosen: set[int]
+    ) -> Iterator[tuple[Request, ...]]:
         """Yield the requests of a tenant that may be displaced, in order of displacement."""
         by_class = self._fresh.get(tenant, {})
         for priority in sorted(by_class):

@@ -114,7 +114,7 @@ class FairOrder:
         self._num_since_aged = 0
         # Number of requests admitted in fair order while an admission by age was due.
         self._num_before_age = 0
-        self._goes_before_age = False
+        self._is_before_aged = False
         self._aged: Request | None = None
         self._passed: set[int] = set()
         self._stash: list[tuple[_TenantQueue, _ByDeadline]] = []
@@ -179,8 +179,8 @@ class FairOrder:
         """Record an admission; return whether it was decided by age."""
         is_aged = request is self._aged
         self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
-        self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
-        self._goes_before_age = False
+        self._num_before_age = 0 if is_aged else self._num_before_age + self._is_before_aged
+        self._is_before_aged = False
         return is_aged
 
     def oldest_of_tenant(self, request: Request) -> Request | None:
@@ -233,7 +233,7 @@ class FairOrder:
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
-        self._goes_before_age = False
+        self._is_before_aged = False
         if self._is_aging and self._num_since_aged + 1 >= self._stride and not self._passed:
             queue = self._first_by_age(now)
             if queue is not None:
@@ -259,8 +259,8 @@ class FairOrder:
             self._rebuild()
         self._aged = None
         is_age_due = self._is_aging and self._num_since_aged + 1 >= self._stride
-        self._goes_before_age = is_age_due and self._first_by_age(now) is not None
-        if self._goes_before_age and self._num_before_age >= self._stride:
+        self._is_before_aged = is_age_due and self._first_by_age(now) is not None
+        if self._is_before_aged and self._num_before_age >= self._stride:
             return None
         return self._next_in_turn()
 

@@ -92,7 +92,7 @@ class FairShare:
         self._num_blocks[tenant] -= num_blocks
         self._measure(tenant)
 
-    def take(self, tenant: int, num_blocks: int) -> None:
+    def add(self, tenant: int, num_blocks: int) -> None:
         """Add a request of a tenant that got a slot and `num_blocks` blocks."""
         self._num_slots[tenant] += 1
         self._num_blocks[tenant] += num_blocks

@@ -29,7 +29,7 @@ from penstock.scheduler.request import NO_TIME, FailureReason, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineModel:
     """The machine's limits and costs.
 
     `cost`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a
@@ -149,7 +149,9 @@ class Forecast:
         return self.queue_s + self.prefill_s + self.decode_s
 
 
-def forecast(machine: Machine, demand: Demand, load: RunningLoad, ahead: QueuedAhead) -> Forecast:
+def forecast(
+    machine: MachineModel, demand: Demand, load: RunningLoad, ahead: QueuedAhead
+) -> Forecast:
     """Return the expected times of a request that joins the queue now.
 
     With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step with the
@@ -167,12 +169,12 @@ def forecast(machine: Machine, demand: Demand, load: RunningLoad, ahead: QueuedA
         queue_s=queue.seconds,
         prefill_s=_expected_prefill_s(machine, demand, load),
         decode_s=_expected_decode_s(machine, demand, load),
-        queue_left=queue.error.left_of(queue.num_steps),
+        queue_left=queue.error.remaining_share(queue.num_steps),
         prefill_left=_least(machine.prefill_error, num_chunks) / machine.prefill_error.mean,
     )
 
 
-def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
+def forecast_alone(machine: MachineModel, demand: Demand) -> Forecast:
     """Return the forecast for an otherwise idle machine and the minimum output length.
 
     Times are reduced by the cost model's error.
@@ -194,7 +196,7 @@ class _Queue:
 
 
 def _expected_queue(
-    machine: Machine, demand: Demand, load: RunningLoad, ahead: QueuedAhead
+    machine: MachineModel, demand: Demand, load: RunningLoad, ahead: QueuedAhead
 ) -> _Queue:
     """Return the expected time until the request is admitted.
 
@@ -216,7 +218,7 @@ def _expected_queue(
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
-    place_steps = _steps_until_place(demand, load, ahead)
+    place_steps = _steps_until_slot(demand, load, ahead)
     num_steps = max(prefill_steps, place_steps)
     if load.num_running:
         num_steps += 0.5
@@ -228,7 +230,7 @@ def _expected_queue(
     return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
-def prefill_alone_s(machine: Machine, demand: Demand) -> float:
+def prefill_alone_s(machine: MachineModel, demand: Demand) -> float:
     """Return the minimum seconds from admission to the first token, alone on the machine.
 
     With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
@@ -244,7 +246,7 @@ def prefill_alone_s(machine: Machine, demand: Demand) -> float:
 
 
 def latest_admission_s(
-    machine: Machine,
+    machine: MachineModel,
     demand: Demand,
     *,
     ttft_deadline_s: float = NO_TIME,
@@ -332,13 +334,13 @@ def retry_after_s(
     return min(max(min(lacking_s, expected.queue_s), min_s), max_s)
 
 
-def _budget_tokens(machine: Machine, load: RunningLoad) -> int:
+def _budget_tokens(machine: MachineModel, load: RunningLoad) -> int:
     if load.prefill_budget_tokens:
         return min(load.prefill_budget_tokens, machine.max_prefill_tokens)
     return machine.max_prefill_tokens
 
 
-def _decode_step_s(machine: Machine, load: RunningLoad) -> float:
+def _decode_step_s(machine: MachineModel, load: RunningLoad) -> float:
     """Return the seconds of a step with the running decodes and without prefill."""
     return machine.cost.step_time_s(
         num_prefill_tokens=0,
@@ -370,7 +372,7 @@ def _num_joining(load: RunningLoad, ahead: QueuedAhead) -> int:
     return min(load.num_free_slots, ahead.num_requests, int(load.num_free_blocks / blocks_each))
 
 
-def _steps_until_place(demand: Demand, load: RunningLoad, ahead: QueuedAhead) -> float:
+def _steps_until_slot(demand: Demand, load: RunningLoad, ahead: QueuedAhead) -> float:
     """Return the number of steps until all requests ahead and this one have slots and blocks."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
@@ -406,7 +408,7 @@ def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:
     return num_steps, ends + num_steps * demand.num_cached_tokens
 
 
-def _expected_prefill_s(machine: Machine, demand: Demand, load: RunningLoad) -> float:
+def _expected_prefill_s(machine: MachineModel, demand: Demand, load: RunningLoad) -> float:
     cost = machine.cost
     num_steps, num_context = _chunks(demand, _budget_tokens(machine, load))
     return machine.prefill_error.mean * (
@@ -416,7 +418,7 @@ def _expected_prefill_s(machine: Machine, demand: Demand, load: RunningLoad) -> 
     )
 
 
-def _expected_decode_s(machine: Machine, demand: Demand, load: RunningLoad) -> float:
+def _expected_decode_s(machine: MachineModel, demand: Demand, load: RunningLoad) -> float:
     num_own = (
         demand.num_prefill_tokens + demand.num_cached_tokens + demand.expected_output_tokens / 2.0
     )
@@ -425,7 +427,7 @@ def _expected_decode_s(machine: Machine, demand: Demand, load: RunningLoad) -> f
     return max(demand.expected_output_tokens - 1.0, 0.0) * step_s
 
 
-def _decode_alone_s(machine: Machine, demand: Demand) -> float:
+def _decode_alone_s(machine: MachineModel, demand: Demand) -> float:
     num_context = demand.num_prefill_tokens + demand.num_cached_tokens
     step_s = machine.cost.step_time_s(
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
@@ -440,4 +442,4 @@ def _least(error: StepError, num_steps: float) -> float:
 
     It is capped so that it does not overestimate: past errors may be due to other requests.
     """
-    return min(error.mean, 1.0) * error.left_of(num_steps)
+    return min(error.mean, 1.0) * error.remaining_share(num_steps)

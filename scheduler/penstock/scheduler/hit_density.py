@@ -212,9 +212,9 @@ class HitDensityOrder:
             popped += self._pop_some(count - len(popped))
         return popped
 
-    def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def note_registered(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """Record the digests of used blocks that were registered, in order of their chain."""
-        for known in self._history.name(blocks, digests):
+        for known in self._history.register(blocks, digests):
             self._density.hit(known.num_uses, self.num_turns - known.turn, known.num_blocks)
 
     def note_shared(self, blocks: Sequence[int]) -> None:
@@ -223,7 +223,7 @@ class HitDensityOrder:
         """
         self._history.share(blocks)
 
-    def note_lost(self, blocks: Sequence[int]) -> None:
+    def note_unregistered(self, blocks: Sequence[int]) -> None:
         """Record that blocks outside this order (used, or of another level) were evicted or have
         invalid content.
         """

@@ -139,7 +139,7 @@ class KVCache:
                 tokens = arrays.token_ids[
                     slot, first * self.block_size : num_full * self.block_size
                 ]
-                self.pool.cache_index.note_named(
+                self.pool.cache_index.note_registered(
                     request.spec.hash_salt, digests, places, tokens.tobytes()
                 )
             request.num_registered_blocks = num_full

@@ -9,7 +9,7 @@ from itertools import islice
 
 from penstock.scheduler.request import Request
 
-MAX_LOOKED_AT = 32
+MAX_EXAMINED = 32
 """Maximum number of requests checked per start block. If there are more, one of the others is
 assumed to have the block.
 """
@@ -64,14 +64,14 @@ class LivePrefixes:
 
     def _has_block(self, begun: dict[int, Request], request: Request, index: int) -> bool:
         """Return whether another of the `begun` requests has the same digest at `index` of its
-        prompt; assumed if there are more than MAX_LOOKED_AT.
+        prompt; assumed if there are more than MAX_EXAMINED.
         """
         key, digest = request.spec.key, request.spec.block_hashes[index]
-        for other in islice(reversed(begun.values()), MAX_LOOKED_AT):
+        for other in islice(reversed(begun.values()), MAX_EXAMINED):
             hashes = other.spec.block_hashes
             if other.spec.key != key and index < len(hashes) and hashes[index] == digest:
                 return True
-        return len(begun) > MAX_LOOKED_AT
+        return len(begun) > MAX_EXAMINED
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
         """Return the inconsistencies of this index, given the live requests."""

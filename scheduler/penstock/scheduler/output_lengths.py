@@ -130,7 +130,7 @@ class RunningOutputs:
     is_of_tenant: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     has_limit: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
-    def of(self, group: "_Group") -> NDArray[np.int32]:
+    def in_group(self, group: "_Group") -> NDArray[np.int32]:
         """Return the lengths of the outputs that belong to a group (see `_groups_of`)."""
         chosen = np.ones(len(self.num_tokens), dtype=np.bool_)
         if group[0] is not None:
@@ -249,7 +249,7 @@ class OutputLengths:
         histogram = self._groups.get((tenant, None))
         return 0 if histogram is None else histogram.num_seen
 
-    def of(
+    def distribution(
         self, tenant: str, max_tokens: int, running: Callable[[], RunningOutputs] = RunningOutputs
     ) -> LengthDistribution | None:
         """Return the distribution of a tenant's outputs with this limit; None while there are too
@@ -279,7 +279,7 @@ class OutputLengths:
         for group in _groups_of(tenant, max_tokens):
             histogram = self._groups.get(group)
             if histogram is not None:
-                at_risk, ends = histogram.at_risk(running.of(group))
+                at_risk, ends = histogram.at_risk(running.in_group(group))
                 hazards = (ends + weight * hazards) / (at_risk + weight)
             weight = _BACK_OFF_REQUESTS
         stays = np.log1p(-np.minimum(hazards, _MAX_HAZARD))

@@ -163,7 +163,7 @@ class QuotaAccounts:
         self._row_of: dict[str, int] = {}
         self._name_of: list[str] = []
         self._free: list[int] = []
-        self._resting: OrderedDict[str, None] = OrderedDict()
+        self._idle: OrderedDict[str, None] = OrderedDict()
         self._num_live: list[int] = []
         self._requests_full_s: list[float] = []
         self._tokens_full_s: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
@@ -221,7 +221,7 @@ class QuotaAccounts:
         row = self._row_of.get(tenant)
         if row is None:
             row = self._add(tenant, now)
-        self._resting.pop(tenant, None)
+        self._idle.pop(tenant, None)
         self._num_live[row] += num_outputs
         if index >= len(self._row_at):
             grown = np.zeros(2 * index, dtype=np.intp)
@@ -255,7 +255,7 @@ class QuotaAccounts:
         row = self._row_of[tenant]
         self._num_live[row] -= 1
         if not self._num_live[row]:
-            self._resting[tenant] = None
+            self._idle[tenant] = None
 
     def charge_outputs(self, indices: NDArray[np.int32], now: float) -> None:
         """Charge one generated token to each tenant in `indices` int32 [m] (tenant indices; may
@@ -277,7 +277,7 @@ class QuotaAccounts:
             f"the quota account of tenant {name!r} is miscounted"
             for name, row in self._row_of.items()
             if self._num_live[row] != num_live.get(name, 0)
-            or (name in self._resting) is not (self._num_live[row] == 0)
+            or (name in self._idle) is not (self._num_live[row] == 0)
         ]
         if any(name not in self._row_of for name in num_live):
             found.append("a tenant with live requests has no quota account")
@@ -310,11 +310,11 @@ class QuotaAccounts:
         """Drop up to `_MAX_SWEPT` accounts of tenants without live requests whose allowances are
         full.
         """
-        for _ in range(min(_MAX_SWEPT, len(self._resting))):
-            name, _ = self._resting.popitem(last=False)
+        for _ in range(min(_MAX_SWEPT, len(self._idle))):
+            name, _ = self._idle.popitem(last=False)
             row = self._row_of[name]
             if max(self._requests_full_s[row], float(self._tokens_full_s[row])) > now:
-                self._resting[name] = None
+                self._idle[name] = None
                 continue
             del self._row_of[name]
             self._token_s[row] = 0.0

@@ -239,7 +239,7 @@ class Results:
         if self._is_self_paced:
             self._replan_unanswered(flight, set(silent))
         else:
-            self._running.prefill_again(silent)
+            self._running.return_to_prefill(silent)
 
     def _replan_unanswered(self, flight: LaunchedStep, silent: set[int]) -> None:
         """Undo the progress of whole prompts without a result, so that they are planned again;
@@ -248,7 +248,7 @@ class Results:
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:
             self._arrays.num_computed[chunk.slot] -= chunk.count - 1
-        self._running.prefill_again([chunk.slot for chunk in unanswered])
+        self._running.return_to_prefill([chunk.slot for chunk in unanswered])
 
 
 def _answered_slots(result: StepResult) -> list[int]:
@@ -260,6 +260,6 @@ def _answered_slots(result: StepResult) -> list[int]:
 def _reason_of(failure: SlotFailure) -> FailureReason:
     if not failure.is_rejected:
         return FailureReason.EXECUTOR_REQUEST_FAILED
-    if failure.is_of_constraint:
+    if failure.is_constraint_error:
         return FailureReason.CONSTRAINT_REJECTED
     return FailureReason.EXECUTOR_REJECTED

@@ -240,7 +240,7 @@ class EngineRetention:
         if wanted is not None and wanted.level > DEFAULT_LEVEL:
             limited = self._budget.limit(wanted)
             blocks = self._blocks_of(leader)
-            is_taken = self._take(leader.tenant, blocks, now + limited.duration_s)
+            is_taken = self._reserve(leader.tenant, blocks, now + limited.duration_s)
             self.cuts.num_shortened += is_taken and limited is not wanted
             self.cuts.num_dropped_blocks += 0 if is_taken else len(blocks)
             wanted = limited if is_taken else None
@@ -252,7 +252,7 @@ class EngineRetention:
         names = list(spec.block_hashes[:num_blocks])
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
 
-    def _take(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
+    def _reserve(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
         """Count the blocks until `until_s` if those not counted yet fit into the budget; return
         whether they fit.
         """

@@ -88,7 +88,7 @@ class Residencies:
         """Record that the slot decodes, one token per step, from the next step on."""
         self._accounts[slot].decoding_since = self.num_steps
 
-    def prefill_again(self, slot: int) -> None:
+    def return_to_prefill(self, slot: int) -> None:
         """Record that the last step sampled nothing for the slot, so that its row is planned again,
         as prefill.
         """
@@ -227,13 +227,13 @@ class RunningSet:
         self._residencies.start_decoding(slot)
         self._roster = None
 
-    def prefill_again(self, slots: list[int]) -> None:
+    def return_to_prefill(self, slots: list[int]) -> None:
         """Move these slots from decode back to prefill, because they sampled nothing."""
         for slot in slots:
             request = self._request_of[slot]
             if request is not None:
                 self._prefilling[slot] = request
-                self._residencies.prefill_again(slot)
+                self._residencies.return_to_prefill(slot)
         self._is_decoding[slots] = False
         self._roster = None
 

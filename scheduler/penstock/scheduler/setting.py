@@ -38,7 +38,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Metadata of a settings field; created by `setting`, `made_by` and `required`.
+    """Metadata of a settings field; created by `setting`, `from_factory` and `required`.
 
     Numbers must be finite; with `may_be_infinite`, positive infinity is valid too.
 
@@ -125,7 +125,7 @@ def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
     return field(default=default, metadata={_KEY: Setting(group, text, **more)})
 
 
-def made_by(
+def from_factory(
     factory: Callable[[], T], group: str, text: str, *, is_hashed: bool = True, **more: Any
 ) -> T:
     """Declare a field with a default factory. `is_hashed`: the field is part of the dataclass's

@@ -292,7 +292,7 @@ class StepFit:
         single coefficient is wrong.
         """
         return all(
-            kind.agrees(factor)
+            kind.confirms(factor)
             for kind in self._seen_kinds()
             if kind.num_seen >= NUM_LATEST and self.num_steps - kind.last_step <= WINDOW
         )

@@ -121,7 +121,7 @@ class TenantCounters:
         if not self.num_waiting[index]:
             self._last_index = index
             self._ticket_of[index] = 0
-            self._rest(index)
+            self._mark_idle(index)
 
     def start(self, index: int) -> None:
         """Increment a tenant's number of running requests."""
@@ -134,14 +134,14 @@ class TenantCounters:
         """
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1
-        self._rest(index)
+        self._mark_idle(index)
         return was_at_limit and not self.is_at_limit(index)
 
     def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
         """Replace all weights; recorded service is not recomputed."""
         self._weights, self._default_weight = dict(weights), default
         for index in self._index_of.values():
-            self._weigh(index)
+            self._update_weight(index)
 
     def prompt_price(self, index: int) -> float:
         """Return how much one prompt token adds to a tenant's service counter."""
@@ -191,14 +191,14 @@ class TenantCounters:
         self._index_of[name] = index
         self._name_of[index] = name
         self.service[index] = 0.0
-        self._weigh(index)
+        self._update_weight(index)
         return index
 
-    def _weigh(self, index: int) -> None:
+    def _update_weight(self, index: int) -> None:
         self.weight[index] = weight = self.weight_of(self._name_of[index] or "")
         self._output_price[index] = self._output_weight / weight
 
-    def _rest(self, index: int) -> None:
+    def _mark_idle(self, index: int) -> None:
         if self.num_waiting[index] or self.num_running[index]:
             return
         self._idle[index] = None

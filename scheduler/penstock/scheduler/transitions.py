@@ -248,7 +248,7 @@ class Transitions:
         """
         self._cache.pool.expire(now)
         for request in self._queue.due(now):
-            self._reconsider(request, now)
+            self._recheck(request, now)
         for request, rejection in self._predictor.running_late(now):
             self.fail(request, rejection, now)
         if now < self._next_deadline_s:
@@ -296,7 +296,7 @@ class Transitions:
             return spec.priority
         return spec.priority + max(0, int((now - spec.arrival_s) / self._aging_s))
 
-    def _reconsider(self, request: Request, now: float) -> None:
+    def _recheck(self, request: Request, now: float) -> None:
         limit_s = request.spec.time_limit_s
         if limit_s <= now:
             self.finish(request, FinishReason.TIME_LIMIT, now)

@@ -49,7 +49,7 @@ class UseHistory:
             if uses[block] < MAX_USES:
                 uses[block] += 1
 
-    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
+    def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
         """Register the digests of new blocks; return the parts that had been evicted, whose use
         counts are restored and incremented.
         """

@@ -128,7 +128,7 @@ class VictimSelection:
             found = self._next(shares, shortage, is_candidate, num_short)
             if found is None or len(chosen) == MAX_PREEMPTED:
                 for request, num_freed in chosen:
-                    shares.take(request.tenant, num_freed)
+                    shares.add(request.tenant, num_freed)
                 return []
             request, num_freed = found
             is_candidate[request.slot] = False

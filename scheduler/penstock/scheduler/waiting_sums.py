@@ -34,7 +34,7 @@ class _Sum:
         self.num_blocks += int(times * other.num_blocks)
         self.num_output_tokens += int(times * other.num_output_tokens)
 
-    def take(self, other: "_Sum") -> None:
+    def subtract(self, other: "_Sum") -> None:
         self.num_requests -= other.num_requests
         self.num_prefill_tokens -= other.num_prefill_tokens
         self.num_blocks -= other.num_blocks
@@ -124,7 +124,7 @@ class WaitingSums:
         of_class = self._classes[spec.priority]
         of_tenant = of_class.tenants[spec.tenant]
         for total in (of_class.all, of_tenant.all, of_tenant.by_due[bucket]):
-            total.take(entry)
+            total.subtract(entry)
         if not of_tenant.by_due[bucket].num_requests:
             del of_tenant.by_due[bucket]
         if not of_tenant.all.num_requests:
@@ -176,7 +176,7 @@ class WaitingSums:
             return _ahead(total)
         others = _Sum()
         others.add(mine.all)
-        others.take(own_all)
+        others.subtract(own_all)
         if others.num_prefill_tokens > 0:
             served = (own.num_prefill_tokens + num_prefill) * max(others_weight, 0.0) / weight
             total.add(others, min(1.0, served / others.num_prefill_tokens))

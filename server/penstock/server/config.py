@@ -12,7 +12,7 @@ from typing import TypeVar
 from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT
 from penstock.executor.config import ExecutorConfig
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.setting import SettingError, check, made_by, required, setting
+from penstock.scheduler.setting import SettingError, check, from_factory, required, setting
 from penstock.server.engine.quarantine import SuspectedRequest
 from penstock.server.front.config import FrontConfig
 from penstock.server.gateways import NO_GATEWAY
@@ -104,7 +104,7 @@ class ServerConfig:
         at_most=MAX_PORT,
         is_everyday=True,
     )
-    num_fronts: int = made_by(
+    num_fronts: int = from_factory(
         default_num_fronts,
         "network",
         "front processes",

@@ -79,7 +79,7 @@ def test_status_outside_the_table_is_a_plain_error() -> None:
 
 
 def test_errors_survive_pickling() -> None:
-    error = StreamBroken.because("gap", "r-9")
+    error = StreamBroken.with_message("gap", "r-9")
 
     again = pickle.loads(pickle.dumps(error))
 

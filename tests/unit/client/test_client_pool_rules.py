@@ -90,7 +90,7 @@ def test_one_call_at_a_time_tries_a_channel_that_failed() -> None:
     later = [picker.pick(2.0) for _ in range(4)]
 
     assert later.count(0) == 1
-    picker.answered(0)
+    picker.note_response(0)
     assert [picker.pick(2.0) for _ in range(3)] == [0, 0, 0]
 
 

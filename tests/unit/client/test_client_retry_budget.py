@@ -26,7 +26,7 @@ def test_never_more_than_the_reserve_and_the_share(
             budget.deposit()
             num_calls += 1
         else:
-            num_retries += budget.take()
+            num_retries += budget.withdraw()
     assert num_retries <= reserve + share * num_calls + 1e-6
 
 
@@ -35,15 +35,15 @@ def test_a_service_that_rejects_everything_is_offered_a_fifth_more() -> None:
     num_retries = 0
     for _ in range(1000):
         budget.deposit()
-        while budget.take():
+        while budget.withdraw():
             num_retries += 1
     assert num_retries == 200
 
 
 def test_a_client_with_few_calls_may_retry_up_to_the_reserve() -> None:
     budget = RetryBudget()
-    assert all(budget.take() for _ in range(100))
-    assert not budget.take()
+    assert all(budget.withdraw() for _ in range(100))
+    assert not budget.withdraw()
 
 
 @pytest.mark.parametrize("share", [-0.1, math.nan, math.inf])

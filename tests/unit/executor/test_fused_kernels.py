@@ -112,7 +112,7 @@ def test_chunks_attend_to_the_past_and_to_themselves(case: Case) -> None:
     tiles = [
         (chunk, token)
         for chunk, count in enumerate(counts)
-        for token in range(0, count, bench.attention.tokens_a_tile)
+        for token in range(0, count, bench.attention.tokens_per_tile)
     ]
     positions = [0] * first_token + [
         length + token

@@ -35,7 +35,7 @@ def staging() -> RowStaging:
 
 
 def test_a_packed_step_holds_every_token_and_where_it_goes(batch: Batch) -> None:
-    rows = staging().stage_packed(batch, tokens_a_tile=4, table_width=5)
+    rows = staging().stage_packed(batch, tokens_per_tile=4, table_width=5)
 
     found = rows.staged[:, : rows.num_tokens].tolist()
     assert found[0] == [2] + [0] * 7
@@ -53,14 +53,14 @@ def test_blocks_of_cached_tokens_are_sent_to_the_block_table_of_the_device(
     """The blocks of cached tokens are sent by index in the device's block table, whose width
     differs from that of the scheduler's table.
     """
-    rows = staging().stage_packed(batch, tokens_a_tile=4, table_width=11)
+    rows = staging().stage_packed(batch, tokens_per_tile=4, table_width=11)
 
     assert rows.known_places.tolist() == [0, 1]
     assert rows.known_blocks.tolist() == [7, 8]
     batch.arrays.block_table[1] = batch.arrays.block_table[0]
     other = batch_of(batch.arrays, [(2, 6, 1), (1, 8, 7)])
 
-    rows = staging().stage_packed(other, tokens_a_tile=4, table_width=11)
+    rows = staging().stage_packed(other, tokens_per_tile=4, table_width=11)
 
     assert rows.known_places.tolist() == [11, 12]
 
@@ -109,15 +109,15 @@ def test_the_largest_step_allocates_no_pinned_memory(
     size = packed_size(
         num_tokens=num_tokens,
         num_rows=num_rows,
-        tokens_a_tile=tile,
+        tokens_per_tile=tile,
         table_width=300,
     )
     queue = CountingQueue()
     own = RowStaging(queue, max_rows=num_rows, scratch=(40, 0), num_packed=4 if is_short else size)
     num_before = queue.num_allocated
 
-    own.stage_packed(step, tokens_a_tile=tile, table_width=300)
-    rows = own.stage_packed(step, tokens_a_tile=tile, table_width=300)
+    own.stage_packed(step, tokens_per_tile=tile, table_width=300)
+    rows = own.stage_packed(step, tokens_per_tile=tile, table_width=300)
 
     assert queue.num_allocated - num_before == int(is_short)
     assert rows.num_tokens == num_tokens

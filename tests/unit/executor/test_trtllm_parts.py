@@ -44,7 +44,7 @@ def test_requests_enter_the_engine_in_the_order_of_admission() -> None:
         account.admit(each)
 
     assert list(account.next_submissions()) == submitted
-    assert account.num_inside == 3
+    assert account.num_in_engine == 3
 
 
 def test_a_released_request_occupies_its_slot_until_the_engine_ends_it() -> None:
@@ -56,7 +56,7 @@ def test_a_released_request_occupies_its_slot_until_the_engine_ends_it() -> None
     assert account.release(old)
     account.admit(new)
     assert list(account.next_submissions()) == []
-    assert (account.num_inside, account.num_waiting) == (1, 1)
+    assert (account.num_in_engine, account.num_waiting) == (1, 1)
     account.on_end(old)
 
     assert list(account.next_submissions()) == [new]
@@ -96,7 +96,7 @@ def test_releasing_a_request_that_never_entered_the_engine_needs_no_abort() -> N
     account.on_end(leaving)
 
     assert list(account.next_submissions()) == []
-    assert account.num_inside == 0
+    assert account.num_in_engine == 0
 
 
 def test_releasing_after_the_end_in_the_engine_needs_no_abort() -> None:
@@ -183,8 +183,8 @@ async def test_one_wake_up_delivers_all_results_of_a_turn(responses: ResponseQue
 async def test_the_death_of_the_engine_is_reported_at_once_and_permanently(
     responses: ResponseQueue,
 ) -> None:
-    responses.die(RuntimeError("first"))
-    responses.die(RuntimeError("second"))
+    responses.fail(RuntimeError("first"))
+    responses.fail(RuntimeError("second"))
 
     assert is_readable(responses)
     for _ in range(2):
@@ -197,7 +197,7 @@ async def test_a_closed_hand_over_accepts_and_returns_nothing() -> None:
     responses.close()
     responses.close()
 
-    responses.die(RuntimeError("too late"))
+    responses.fail(RuntimeError("too late"))
     with pytest.raises(ExecutorDied, match="closed"):
         responses.take()
 

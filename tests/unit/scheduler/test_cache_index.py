@@ -37,8 +37,8 @@ def test_a_watch_receives_only_its_salt() -> None:
     mine, theirs = cache_index.watch(b"mine"), cache_index.watch(b"theirs")
     digests, tokens = chain(b"mine", 3)
 
-    cache_index.note_named(b"mine", digests, range(3), tokens)
-    cache_index.note_lost([digests[2]])
+    cache_index.note_registered(b"mine", digests, range(3), tokens)
+    cache_index.note_unregistered([digests[2]])
 
     assert stored(mine) == [*digests, b"lost " + digests[2]]
     assert stored(theirs) == []
@@ -50,8 +50,8 @@ def test_a_block_is_reported_with_its_parent_and_its_tokens() -> None:
     watch = cache_index.watch(b"s")
     digests, tokens = chain(b"s", 2)
 
-    cache_index.note_named(b"s", digests, range(1, 2), tokens[4 * BLOCK :])
-    cache_index.note_named(b"s", digests, range(2), tokens)  # the second is known by now
+    cache_index.note_registered(b"s", digests, range(1, 2), tokens[4 * BLOCK :])
+    cache_index.note_registered(b"s", digests, range(2), tokens)  # the second is known by now
 
     assert watch.take_changes() == [
         CachedBlock(digest=digests[1], parent=digests[0], tokens=tokens[4 * BLOCK :]),
@@ -65,11 +65,11 @@ def test_a_block_is_reported_with_its_parent_and_its_tokens() -> None:
 def test_a_snapshot_is_of_when_the_watch_began() -> None:
     cache_index = CacheIndex(BLOCK)
     digests, tokens = chain(b"s", 4)
-    cache_index.note_named(b"s", digests, range(4), tokens)
+    cache_index.note_registered(b"s", digests, range(4), tokens)
     watch = cache_index.watch(b"s")
 
     first = watch.take_blocks(1)
-    cache_index.note_lost(digests[2:])
+    cache_index.note_unregistered(digests[2:])
 
     assert [block.digest for block in (*first, *watch.take_blocks(9))] == list(digests)
     assert stored(watch) == [b"lost " + digest for digest in digests[2:]]
@@ -80,9 +80,9 @@ def test_changes_that_are_not_taken_are_bounded() -> None:
     watch = cache_index.watch(b"s")
     digests, tokens = chain(b"s", 4)
 
-    cache_index.note_named(b"s", digests[:3], range(3), tokens[: 12 * BLOCK])
+    cache_index.note_registered(b"s", digests[:3], range(3), tokens[: 12 * BLOCK])
     overruns = [watch.is_overrun]
-    cache_index.note_named(b"s", digests, range(3, 4), tokens[12 * BLOCK :])
+    cache_index.note_registered(b"s", digests, range(3, 4), tokens[12 * BLOCK :])
     overruns.append(watch.is_overrun)
 
     assert overruns == [False, True]
@@ -95,8 +95,8 @@ def test_an_unwatched_index_records_nothing() -> None:
     cache_index.unwatch(watch)
     digests, tokens = chain(b"s", 1)
 
-    cache_index.note_named(b"s", digests, range(1), tokens)
-    cache_index.note_lost(digests)
+    cache_index.note_registered(b"s", digests, range(1), tokens)
+    cache_index.note_unregistered(digests)
 
     assert watch.take_changes() == []
     assert cache_index.num_blocks == 0

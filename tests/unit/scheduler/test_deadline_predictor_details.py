@@ -110,9 +110,9 @@ def test_nothing_is_predicted_for_a_distant_deadline(
     calls: list[bool] = []
     load = Contention.load
 
-    def noted(contention: Contention, *, has_place: bool = False) -> RunningLoad:
-        calls.append(has_place)
-        return load(contention, has_place=has_place)
+    def noted(contention: Contention, *, has_slot: bool = False) -> RunningLoad:
+        calls.append(has_slot)
+        return load(contention, has_slot=has_slot)
 
     monkeypatch.setattr(Contention, "load", noted)
     request = site.request(1, num_prompt, min_tokens=min_tokens, max_tokens=20, deadline_s=left_s)

@@ -12,7 +12,7 @@ from penstock.scheduler.forecast import (
     Deadlines,
     Demand,
     Forecast,
-    Machine,
+    MachineModel,
     QueuedAhead,
     RunningLoad,
     _expected_queue,
@@ -25,7 +25,7 @@ from penstock.scheduler.forecast import (
 from penstock.scheduler.request import NO_TIME
 
 COST = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
-MACHINE = Machine(cost=COST, max_prefill_tokens=100)
+MACHINE = MachineModel(cost=COST, max_prefill_tokens=100)
 IDLE = RunningLoad(num_free_slots=8, num_free_blocks=1000)
 NO_TENANT = QueuedAhead()
 
@@ -73,7 +73,7 @@ def test_forecasts_are_reduced_by_the_error_of_the_cost() -> None:
     want = Demand(num_prefill_tokens=50)
 
     reported = [
-        forecast_alone(Machine(cost=COST, max_prefill_tokens=100, prefill_error=error), want)
+        forecast_alone(MachineModel(cost=COST, max_prefill_tokens=100, prefill_error=error), want)
         for error in errors
     ]
 
@@ -84,7 +84,7 @@ def test_forecasts_are_reduced_by_the_error_of_the_cost() -> None:
 
 def test_errors_of_many_steps_cancel_out() -> None:
     error = StepError(bias=0.5, p90=0.4)
-    machine = Machine(cost=COST, max_prefill_tokens=100, decode_error=error)
+    machine = MachineModel(cost=COST, max_prefill_tokens=100, decode_error=error)
 
     def reported(num_tokens: int) -> float:
         want = Demand(num_prefill_tokens=50, min_output_tokens=num_tokens)
@@ -96,7 +96,7 @@ def test_errors_of_many_steps_cancel_out() -> None:
 
 
 def test_the_forecast_wait_is_reduced_by_the_error_of_its_steps() -> None:
-    machine = Machine(
+    machine = MachineModel(
         cost=COST,
         max_prefill_tokens=100,
         prefill_error=StepError(p90=0.2),
@@ -255,7 +255,7 @@ def test_retry_stays_within_its_limits() -> None:
 
 def test_an_invalid_field_is_named() -> None:
     with pytest.raises(ValueError, match="max_prefill_tokens"):
-        Machine(cost=COST, max_prefill_tokens=0)
+        MachineModel(cost=COST, max_prefill_tokens=0)
     with pytest.raises(ValueError, match="p90"):
         StepError(p90=math.nan)
     with pytest.raises(ValueError, match="num_prefill_tokens"):

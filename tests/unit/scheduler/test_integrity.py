@@ -105,7 +105,7 @@ def lose_name(pool: BlockPool) -> None:
 
 def forget_in_book(pool: BlockPool) -> None:
     assert pool.cache_index is not None
-    pool.cache_index.note_lost([pool._hash_of[last_cached(pool)]])
+    pool.cache_index.note_unregistered([pool._hash_of[last_cached(pool)]])
 
 
 def move_level(pool: BlockPool) -> None:

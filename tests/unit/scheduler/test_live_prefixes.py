@@ -1,6 +1,6 @@
 """Which blocks of a prompt another unfinished request may still compute."""
 
-from penstock.scheduler.live_prefixes import MAX_LOOKED_AT, LivePrefixes
+from penstock.scheduler.live_prefixes import MAX_EXAMINED, LivePrefixes
 from penstock.scheduler.request import Request
 from support.core import BLOCK_SIZE, make_spec
 
@@ -62,7 +62,7 @@ def test_a_request_without_entries_may_be_removed_and_faults_are_found() -> None
 
 def test_beyond_a_limit_of_requests_further_blocks_are_assumed_expected() -> None:
     prefixes = LivePrefixes()
-    crowd = [request(key, 1) for key in range(2, MAX_LOOKED_AT + 3)]
+    crowd = [request(key, 1) for key in range(2, MAX_EXAMINED + 3)]
     for other in crowd[1:]:
         prefixes.add(other, 0)
     assert wanted(prefixes, request(1, 4)) == [True, False, False, False, False]

@@ -93,7 +93,7 @@ def lognormal(num: int, mean: float = 250.0, sigma: float = 0.8) -> list[int]:
 @pytest.mark.parametrize("cut_at", [10**6, 300])
 def test_the_distribution_is_that_of_the_outputs_also_where_long_ones_are_cut(cut_at: int) -> None:
     lengths = np.array(lognormal(4000))
-    distribution = learned(lengths.tolist(), cut_at=cut_at).of("a", 4096)
+    distribution = learned(lengths.tolist(), cut_at=cut_at).distribution("a", 4096)
     assert distribution is not None
     for num_tokens in (50, 100, 200, 290):
         real = float((lengths <= num_tokens).mean())
@@ -103,7 +103,7 @@ def test_the_distribution_is_that_of_the_outputs_also_where_long_ones_are_cut(cu
 
 def test_generated_tokens_count_in_the_prediction() -> None:
     lengths = np.array(lognormal(4000))
-    distribution = learned(lengths.tolist()).of("a", 4096)
+    distribution = learned(lengths.tolist()).distribution("a", 4096)
     assert distribution is not None
     later = lengths[lengths > 200]
     bounds = OutputBounds(max_tokens=4096, num_known=200)
@@ -113,7 +113,7 @@ def test_generated_tokens_count_in_the_prediction() -> None:
 
 
 def test_bounds_are_exact_whatever_was_learned() -> None:
-    distribution = learned(lognormal(100)).of("a", 4096)
+    distribution = learned(lognormal(100)).distribution("a", 4096)
     assert distribution is not None
     bounds = OutputBounds(min_tokens=30, max_tokens=40)
     assert distribution.chance_within(29, bounds) == 0.0
@@ -128,7 +128,7 @@ def test_outputs_are_predicted_from_their_tenant_or_from_all_if_it_is_new() -> N
     outputs = learned([20] * 60, tenant="short")
     for _ in range(60):
         outputs.observe(800, tenant="long", max_tokens=4096)
-    short, long, new = (outputs.of(name, 4096) for name in ("short", "long", "new"))
+    short, long, new = (outputs.distribution(name, 4096) for name in ("short", "long", "new"))
     assert short is not None
     assert long is not None
     assert new is not None
@@ -138,19 +138,19 @@ def test_outputs_are_predicted_from_their_tenant_or_from_all_if_it_is_new() -> N
 
 
 def test_no_length_is_predicted_before_some_outputs_have_ended() -> None:
-    assert learned([100] * 15).of("a", 4096) is None
-    assert learned([100] * 16).of("a", 4096) is not None
+    assert learned([100] * 15).distribution("a", 4096) is None
+    assert learned([100] * 16).distribution("a", 4096) is not None
 
 
 def test_running_outputs_correct_the_bias_to_short_ones() -> None:
     outputs = learned([10] * 20)
-    alone = outputs.of("a", 2048)
+    alone = outputs.distribution("a", 2048)
     running = RunningOutputs(
         num_tokens=np.full(60, 500, dtype=np.int32),
         is_of_tenant=np.ones(60, dtype=np.bool_),
         has_limit=np.ones(60, dtype=np.bool_),
     )
-    mixed = outputs.of("a", 4096, lambda: running)
+    mixed = outputs.distribution("a", 4096, lambda: running)
     assert alone is not None
     assert mixed is not None
     assert alone.chance_within(20, FREE) > 0.9
@@ -161,6 +161,6 @@ def test_outputs_cut_by_their_limit_do_not_predict_endless_outputs() -> None:
     outputs = OutputLengths()
     for _ in range(500):
         outputs.observe(8, is_cut=True, max_tokens=8)
-    distribution = outputs.of("", 4096)
+    distribution = outputs.distribution("", 4096)
     assert distribution is not None
     assert distribution.chance_within(1000, FREE) > 0.9

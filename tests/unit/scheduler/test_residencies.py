@@ -75,7 +75,7 @@ def test_a_request_that_is_asked_again_took_a_step_more() -> None:
     residencies.note_step(1, ())
     residencies.start_decoding(0)
     residencies.note_step(1, ())
-    residencies.prefill_again(0)
+    residencies.return_to_prefill(0)
     residencies.note_step(1, ())
     assert residencies.end(0) == Residency(
         num_chunks=0, num_steps=1, min_batch_size=1, max_batch_size=1

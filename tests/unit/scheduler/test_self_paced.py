@@ -129,7 +129,7 @@ def test_the_last_release_reaches_the_executor_and_leaves_no_work(pair: Pair) ->
 
     engine.step()
 
-    assert executor.inside == {}
+    assert executor.in_engine == {}
     assert not engine.has_work
 
 
@@ -147,7 +147,7 @@ def test_a_prefix_counts_as_cached_once_it_was_answered(pair: Pair) -> None:
     engine.submit((make_spec(3, prompt),))
     engine.step()
 
-    admitted = executor.inside[3]
+    admitted = executor.in_engine[3]
     batch = executor.batches[-1]
     assert batch.starts[batch.slots.tolist().index(admitted.slot)] == 8
 
@@ -219,7 +219,7 @@ def test_a_stop_found_by_the_scheduler_overrides_the_executors_report(pair: Pair
     [
         ({}, FailureReason.EXECUTOR_REQUEST_FAILED),
         ({"is_rejected": True}, FailureReason.EXECUTOR_REJECTED),
-        ({"is_rejected": True, "is_of_constraint": True}, FailureReason.CONSTRAINT_REJECTED),
+        ({"is_rejected": True, "is_constraint_error": True}, FailureReason.CONSTRAINT_REJECTED),
     ],
 )
 def test_a_failure_states_its_cause(
@@ -240,14 +240,14 @@ def test_a_failure_states_its_cause(
     assert (end.key, end.reason) == (1, reason)
     assert events.keys.tolist() == [2]
     # What it wrote is not there for the next one.
-    engine.submit((make_spec(3, executor.inside[2].spec.prompt_ids.tolist()),))
+    engine.submit((make_spec(3, executor.in_engine[2].spec.prompt_ids.tolist()),))
     engine.submit((make_spec(1, 6),))
     engine.step()
     starts = dict(
         zip(executor.batches[-1].slots.tolist(), executor.batches[-1].starts.tolist(), strict=True)
     )
-    assert starts[executor.inside[1].slot] == 0
-    assert starts[executor.inside[3].slot] == 4
+    assert starts[executor.in_engine[1].slot] == 0
+    assert starts[executor.in_engine[3].slot] == 4
 
 
 def test_events_of_a_slot_that_was_released_meanwhile_are_dropped(pair: Pair) -> None:
@@ -261,7 +261,7 @@ def test_events_of_a_slot_that_was_released_meanwhile_are_dropped(pair: Pair) ->
 
     assert events.keys.tolist() == []
     assert [end.key for end in events.ends] == [1]
-    assert executor.inside == {}
+    assert executor.in_engine == {}
 
 
 def test_running_requests_wake_their_engine_at_their_deadline() -> None:
@@ -330,7 +330,7 @@ def test_a_preempted_request_is_admitted_again_with_its_output() -> None:
     engine.submit((make_spec(2, 8, max_tokens=15),))
     reported = [engine.step()]
     for _ in range(200):
-        for key in list(executor.inside):
+        for key in list(executor.in_engine):
             executor.emit(key)
         reported.append(engine.step())
         engine.check_integrity()

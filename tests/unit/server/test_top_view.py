@@ -29,7 +29,7 @@ def live(*views: Any) -> tuple[LiveRequest, ...]:
 
 def board_of(*views: Any, **model: Any) -> TopState:
     state = TopState("here:50052")
-    state.take(stats(**model), live(*views))
+    state.update(stats(**model), live(*views))
     return state
 
 
@@ -63,7 +63,7 @@ def test_the_last_answer_is_shown_if_the_service_is_unreachable() -> None:
     assert "UNAVAILABLE: gone" in lines[0]
     assert any("request-1" in line for line in lines)
 
-    state.take(stats(), live())
+    state.update(stats(), live())
     assert "no response" not in "\n".join(drawn(state))
 
 
@@ -133,5 +133,5 @@ def test_requests_are_sorted_by_what_is_chosen() -> None:
 def test_phases_newer_than_this_client_are_drawn_by_state() -> None:
     (request,) = live(request_view(1))
     state = TopState("here")
-    state.take(stats(), [dataclasses.replace(request, phase=RequestPhase.UNKNOWN)])
+    state.update(stats(), [dataclasses.replace(request, phase=RequestPhase.UNKNOWN)])
     assert any("processing" in line for line in drawn(state))

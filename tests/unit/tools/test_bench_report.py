@@ -54,7 +54,7 @@ def plans(*arguments: object, **limits: Any) -> list[LoadPlan]:
 
 
 def measured(made: LoadPlan, ttft_s: float) -> LoadRun:
-    recorder = LoadRecorder.of(made)
+    recorder = LoadRecorder.from_plan(made)
     for due_s in (1.0, 2.0):
         record = recorder.begin(due_s, due_s, 2)
         record.tokens(due_s + ttft_s, 1)
@@ -184,7 +184,7 @@ def test_the_table_of_several_loads_fits_a_terminal() -> None:
 
 def test_json_has_null_for_values_that_were_not_measured() -> None:
     made = plan()
-    idle = LoadRecorder.of(made)
+    idle = LoadRecorder.from_plan(made)
     run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0, was_sending_at_end=True)])
     document = document_of(SenderConfig(address="localhost"), model(), [run], [figures_of(run)])
 

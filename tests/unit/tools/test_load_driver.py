@@ -115,7 +115,7 @@ def drive(
 ) -> Driver:
     async def run() -> Driver:
         loop = asyncio.get_running_loop()
-        part = Share.of(made, 0, 1)
+        part = Share.from_plan(made, 0, 1)
         if share:
             part = Share(concurrency=0, max_requests=None, **share)
         driver = Driver(made, part, planned_requests(made), server.generate, clock or loop.time)
@@ -225,7 +225,7 @@ def test_a_server_that_never_answers_does_not_block_the_run() -> None:
         loop = asyncio.get_running_loop()
         made = plan(rate_per_s=10.0, drain_s=7.0)
         driver = Driver(
-            made, Share.of(made, 0, 1), planned_requests(made), server.generate, loop.time
+            made, Share.from_plan(made, 0, 1), planned_requests(made), server.generate, loop.time
         )
         await driver.run()
         return driver, loop.time()
@@ -267,7 +267,7 @@ def test_an_internal_error_ends_the_run_and_is_raised() -> None:
 
 def test_a_load_is_divided_among_processes() -> None:
     made = closed(concurrency=5, max_requests=11, max_in_flight=7)
-    parts = [Share.of(made, worker, 3) for worker in range(3)]
+    parts = [Share.from_plan(made, worker, 3) for worker in range(3)]
 
     assert [part.concurrency for part in parts] == [2, 2, 1]
     assert [part.max_requests for part in parts] == [4, 4, 3]

@@ -56,7 +56,7 @@ def test_values_beyond_the_range_of_a_histogram_are_counted() -> None:
 
 def test_histograms_merge_after_a_transfer_between_processes() -> None:
     one, two = histogram_of(0.1, 0.2), histogram_of(0.3, 0.4, 4.0)
-    one.merge(LatencyHistogram.of(*two.state()))
+    one.merge(LatencyHistogram.from_state(*two.state()))
 
     assert len(one) == 5
     assert one.percentile_s(50.0) == pytest.approx(0.3, rel=1e-3)
@@ -65,7 +65,7 @@ def test_histograms_merge_after_a_transfer_between_processes() -> None:
 
 
 def test_durations_count_from_when_a_request_was_due() -> None:
-    recorder = LoadRecorder.of(plan())
+    recorder = LoadRecorder.from_plan(plan())
 
     served(recorder, 1.0, 3.5, 3.6, sent_s=3.0)
 
@@ -77,7 +77,7 @@ def test_durations_count_from_when_a_request_was_due() -> None:
 
 
 def test_a_message_of_several_tokens_is_one_gap_and_counts_all_tokens() -> None:
-    recorder = LoadRecorder.of(plan())
+    recorder = LoadRecorder.from_plan(plan())
     record = recorder.begin(0.0, 0.0, 5)
     record.tokens(1.0, 1)
     record.tokens(1.4, 0)
@@ -92,7 +92,7 @@ def test_a_message_of_several_tokens_is_one_gap_and_counts_all_tokens() -> None:
 
 
 def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
-    recorder = LoadRecorder.of(plan(warm_up_s=1.0, duration_s=2.0))
+    recorder = LoadRecorder.from_plan(plan(warm_up_s=1.0, duration_s=2.0))
 
     served(recorder, 0.9, 0.95, 1.1)  # due too early, ends in the window
     served(recorder, 2.9, 2.95, 3.0)  # due in it, ends after it
@@ -104,7 +104,7 @@ def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
 
 
 def test_a_good_request_meets_ttft_and_nearly_all_gap_targets() -> None:
-    recorder = LoadRecorder.of(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
+    recorder = LoadRecorder.from_plan(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
 
     served(recorder, 0.0, 1.0, 1.09)
     served(recorder, 0.0, 1.01, 1.09)
@@ -118,7 +118,7 @@ def test_a_good_request_meets_ttft_and_nearly_all_gap_targets() -> None:
 
 
 def test_an_output_of_an_unexpected_length_or_end_is_reported() -> None:
-    recorder = LoadRecorder.of(plan())
+    recorder = LoadRecorder.from_plan(plan())
     for num_sent, reason in (
         (2, FinishReason.LENGTH),
         (1, FinishReason.LENGTH),
@@ -134,7 +134,7 @@ def test_an_output_of_an_unexpected_length_or_end_is_reported() -> None:
 
 
 def test_processes_add_up() -> None:
-    parts = [LoadRecorder.of(plan()), LoadRecorder.of(plan())]
+    parts = [LoadRecorder.from_plan(plan()), LoadRecorder.from_plan(plan())]
     served(parts[0], 0.0, 0.1, 0.15)
     parts[0].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
     served(parts[1], 0.0, 0.3, 0.35)
@@ -175,7 +175,7 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
     settings: dict[str, Any], is_full: bool, window_s: float
 ) -> None:
     made = plan(**settings)
-    recorder = LoadRecorder.of(made)
+    recorder = LoadRecorder.from_plan(made)
     served(recorder, 0.0, 0.1, 0.2)
 
     assert merged_run(made, [done(recorder, is_full=is_full)]).window_s == window_s
@@ -184,14 +184,14 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
 def test_a_replayed_trace_ends_with_its_last_request() -> None:
     rows = (TraceRequest(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
     made = plan(arrivals=Arrivals.REPLAY, rows=rows)
-    recorder = LoadRecorder.of(made)
+    recorder = LoadRecorder.from_plan(made)
     served(recorder, 0.0, 0.1, 0.5)
 
     assert merged_run(made, [done(recorder)]).window_s == 0.5
 
 
 def test_a_client_that_distorts_its_figures_is_reported() -> None:
-    honest, late = LoadRecorder.of(plan()), LoadRecorder.of(plan())
+    honest, late = LoadRecorder.from_plan(plan()), LoadRecorder.from_plan(plan())
     served(honest, 0.0, 0.5, sent_s=0.01)
     served(late, 0.0, 0.5, sent_s=0.2)
 
@@ -213,7 +213,7 @@ def test_a_client_that_distorts_its_figures_is_reported() -> None:
 def test_more_client_processes_are_advised_only_if_cores_are_idle(
     num_idle_cores: float | None, advice: str
 ) -> None:
-    recorder = LoadRecorder.of(plan())
+    recorder = LoadRecorder.from_plan(plan())
     served(recorder, 0.0, 0.5, sent_s=0.2)
 
     run = merged_run(plan(), [done(recorder, cpu_share=0.95)], num_idle_cores)
@@ -234,7 +234,7 @@ def test_idle_cores_are_counted_from_the_start_of_the_run(tmp_path: Path) -> Non
 
 
 def test_nothing_measured_is_no_figure_and_no_fault() -> None:
-    figures = figures_of(merged_run(plan(), [done(LoadRecorder.of(plan()))]))
+    figures = figures_of(merged_run(plan(), [done(LoadRecorder.from_plan(plan()))]))
 
     assert figures.num_due == 0
     assert figures.ttft.p99_s != figures.ttft.p99_s
@@ -242,7 +242,7 @@ def test_nothing_measured_is_no_figure_and_no_fault() -> None:
 
 
 def test_a_late_client_without_first_tokens_has_no_median_to_compare_with() -> None:
-    recorder = LoadRecorder.of(plan())
+    recorder = LoadRecorder.from_plan(plan())
     recorder.begin(0.0, 0.2, 2).failed(0.3, "INTERNAL", "")
 
     [warning] = warnings_of(figures_of(merged_run(plan(), [done(recorder)])))

@@ -17,9 +17,9 @@ from penstock.tools.verify.check_result import (
     CheckResult,
     CheckSkipped,
 )
+from penstock.tools.verify.crash_detector import CrashDetector
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.survival import Survival
 from support.core import FakeClock
 
 MODEL = Model(
@@ -144,8 +144,8 @@ async def test_left_out_checks_are_skipped() -> None:
 
 
 async def test_lengths_fit_the_context() -> None:
-    assert subject().room(1) == 1
-    assert subject().room(1000) == 80 - 64
+    assert subject().clamp_output_tokens(1) == 1
+    assert subject().clamp_output_tokens(1000) == 80 - 64
     assert max(subject().token_prompt(1000, seed="x")) < 100
 
 
@@ -204,7 +204,7 @@ async def watched(*ready_at_s: float | None, num_checks: int = 2) -> list[CheckR
         left_out=frozenset(),
         on_result=lambda result: None,
         clock=ticking,
-        survival=Survival(seen, ticking, poll_s=0.0),
+        crash_detector=CrashDetector(seen, ticking, poll_s=0.0),
     )
 
 

@@ -95,14 +95,14 @@ def svg(chart: Chart) -> str:
     drawn = [(series, *chart.points(series)) for series in chart.series]
     xs = np.concatenate([series.x for series in chart.series]) if drawn else np.zeros(0)
     ys = np.concatenate([y for _, _, y in drawn]) if drawn else np.zeros(0)
-    x_axis = _Axis.over(xs[np.isfinite(xs)], _LEFT, _WIDTH - _RIGHT)
-    y_axis = _Axis.over(np.minimum(ys, chart.limit), _HEIGHT - _BOTTOM, _TOP)
+    x_axis = _Axis.spanning(xs[np.isfinite(xs)], _LEFT, _WIDTH - _RIGHT)
+    y_axis = _Axis.spanning(np.minimum(ys, chart.limit), _HEIGHT - _BOTTOM, _TOP)
     lines: list[str] = []
     marks: list[str] = []
     labels = _Labels()
     for number, (series, x, y) in enumerate(drawn):
         colour = _COLOURS[number % len(_COLOURS)]
-        places = list(zip(x_axis.places(x).tolist(), y_axis.places(y).tolist(), strict=True))
+        places = list(zip(x_axis.positions(x).tolist(), y_axis.positions(y).tolist(), strict=True))
         path = " ".join(f"{at_x:.1f},{at_y:.1f}" for at_x, at_y in places)
         dashes = ' stroke-dasharray="6 4"' if series.is_reference else ""
         lines.append(
@@ -115,7 +115,7 @@ def svg(chart: Chart) -> str:
                 if value <= chart.limit
             ]
         for at, text in chart.beyond(series):
-            labels.add(float(x_axis.places(np.array([at]))[0]), text, colour)
+            labels.add(float(x_axis.positions(np.array([at]))[0]), text, colour)
     # Covers the parts of lines above the limit.
     box = f'x="{_LEFT}" width="{_WIDTH - _LEFT}" height="{_TOP - 1}"'
     cover = f'<rect {box} fill="#fff"/>' if chart.note else ""
@@ -155,7 +155,7 @@ class _Axis:
     is_whole: bool
 
     @classmethod
-    def over(cls, values: NDArray[np.float64], start: float, end: float) -> "_Axis":
+    def spanning(cls, values: NDArray[np.float64], start: float, end: float) -> "_Axis":
         """Return an axis that includes all values and 0."""
         low = min(0.0, float(values.min(initial=0.0)))
         high = float(values.max(initial=0.0))
@@ -165,7 +165,7 @@ class _Axis:
         is_whole = high > 1.0 and bool(np.all(values == np.round(values)))
         return cls(low=low, high=high, start=start, end=end, is_whole=is_whole)
 
-    def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def positions(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the pixel position of each value, float64 [n]."""
         share = (values - self.low) / (self.high - self.low)
         pixels: NDArray[np.float64] = self.start + share * (self.end - self.start)
@@ -214,11 +214,11 @@ class _Labels:
 def _grid(x_axis: _Axis, y_axis: _Axis) -> list[str]:
     parts: list[str] = []
     for tick in x_axis.ticks():
-        x = float(x_axis.places(np.array([tick]))[0])
+        x = float(x_axis.positions(np.array([tick]))[0])
         parts.append(_line(x, _TOP, x, _HEIGHT - _BOTTOM))
         parts.append(_text(x, _HEIGHT - _BOTTOM + 15, f"{tick:,.12g}", "middle"))
     for tick in y_axis.ticks():
-        y = float(y_axis.places(np.array([tick]))[0])
+        y = float(y_axis.positions(np.array([tick]))[0])
         parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y))
         parts.append(_text(_LEFT - 6, y + 4, f"{tick:,.12g}", "end"))
     return parts

@@ -114,7 +114,7 @@ class OwnService:
         assert self._process is not None
         await self._process.wait()
 
-    def died(self) -> ServiceFailed:
+    def exit_error(self) -> ServiceFailed:
         """Return an error, to be raised by the caller, for a process that has exited by itself."""
         code = self._process.returncode if self._process is not None else None
         return ServiceFailed(self._explain(f"the service ended by itself with exit code {code}"))

@@ -98,7 +98,7 @@ class SimulatedExecutor:
         if len(self._launched) >= self._info.pipeline_depth:
             raise RuntimeError(f"{len(self._launched)} steps are launched already: call collect")
         self._num_launched += 1
-        self._take_in(batch)
+        self._apply_changes(batch)
         if self._shadow is not None:
             self._shadow.check(batch)
             self._shadow.write(batch.arrays, batch.slots, batch.starts, batch.num_tokens)
@@ -117,7 +117,7 @@ class SimulatedExecutor:
             self._inject(fault)
         self._pacer.wait_until(step.finish_s, self._closed)
         if self._closed.is_set():
-            self._die("closed while a step ran")
+            self._raise_died("closed while a step ran")
         return step.result
 
     def close(self) -> None:
@@ -130,25 +130,25 @@ class SimulatedExecutor:
         if self._cause_of_death:
             raise ExecutorDied(self._cause_of_death)
 
-    def _die(self, cause: str) -> NoReturn:
+    def _raise_died(self, cause: str) -> NoReturn:
         self._cause_of_death = cause
         raise ExecutorDied(cause)
 
     def _inject(self, fault: Fault) -> None:
         match fault.kind:
             case FaultKind.EXECUTOR_DIES:
-                self._die(fault.detail)
+                self._raise_died(fault.detail)
             case FaultKind.PROCESS_EXITS:
                 # No cleanup and no exception, as after a driver fault or when the kernel's
                 # out-of-memory killer kills the process.
                 os._exit(fault.exit_code)
             case FaultKind.HANG:
                 self._closed.wait()
-                self._die("closed while a step hung")
+                self._raise_died("closed while a step hung")
             case _:
                 pass  # A slow step changes the finish time, and request faults change the result.
 
-    def _take_in(self, batch: Batch) -> None:
+    def _apply_changes(self, batch: Batch) -> None:
         for slot in batch.released:
             self._failures.pop(slot, None)
             self._raising.discard(slot)

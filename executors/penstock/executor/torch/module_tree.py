@@ -79,8 +79,8 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
     decoder = getattr(module, "model", None)
     if decoder is None:
         raise NotFused("no decoder module named model")
-    embedding = _take(decoder, "embed_tokens", nn.Embedding)
-    head = _take(module, "lm_head", nn.Linear)
+    embedding = _submodule(decoder, "embed_tokens", nn.Embedding)
+    head = _submodule(module, "lm_head", nn.Linear)
     bias: Any = head.bias  # may be None, unlike its type annotation
     if bias is not None:
         raise NotFused("the head has a bias")
@@ -94,7 +94,7 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
         for layer, scoring in zip(decoder.layers, model.scorings, strict=True)
     )
     _reject_rest(module, layers)
-    rotary = _take(decoder, "rotary_emb", nn.Module)
+    rotary = _submodule(decoder, "rotary_emb", nn.Module)
     num_out = sum(linear.out_features for linear in layers[0].qkv)
     num_heads = num_out // shape.head_dim - 2 * shape.num_heads
     if num_heads % shape.num_heads:
@@ -137,7 +137,7 @@ def _read_layer(layer: Any, scoring: Scoring) -> LayerTree:
     )
 
 
-def _take(owner: Any, name: str, kind: type[_Kind]) -> _Kind:
+def _submodule(owner: Any, name: str, kind: type[_Kind]) -> _Kind:
     found = getattr(owner, name, None)
     if not isinstance(found, kind):
         raise NotFused(f"{type(owner).__name__} has no {kind.__name__} under the name {name}")
@@ -149,7 +149,7 @@ def _linear(layer: Any, path: str) -> nn.Linear:
     *parents, name = path.split(".")
     for parent in parents:
         owner = getattr(owner, parent, None)
-    found = _take(owner, name, nn.Linear)
+    found = _submodule(owner, name, nn.Linear)
     if type(found) not in (nn.Linear, EightBitLinear):
         raise NotFused(f"{path} is a {type(found).__name__}")
     return found

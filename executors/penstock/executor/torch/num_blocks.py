@@ -145,11 +145,11 @@ def available_bytes(
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(machine), re.MULTILINE)
     rooms = [] if found is None else [int(found[1]) * 1024]
     for group in control_groups("memory", groups, mount):
-        rooms += _room(group)
+        rooms += _group_free_bytes(group)
     return min(rooms, default=None)
 
 
-def _room(group: ControlGroup) -> list[int]:
+def _group_free_bytes(group: ControlGroup) -> list[int]:
     """Return the bytes that are free within the group's limit, as a list of one; empty without a
     limit.
     """

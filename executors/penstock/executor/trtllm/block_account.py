@@ -25,14 +25,14 @@ class BlockAccount:
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._waiting: deque[SubmittedRequest] = deque()
-        self._inside: set[SubmittedRequest] = set()
+        self._in_engine: set[SubmittedRequest] = set()
         self._leaving: set[SubmittedRequest] = set()
         self._unanswered: set[SubmittedRequest] = set()
 
     @property
-    def num_inside(self) -> int:
+    def num_in_engine(self) -> int:
         """Number of submitted requests that the engine has not released, aborted ones included."""
-        return len(self._inside) + len(self._leaving)
+        return len(self._in_engine) + len(self._leaving)
 
     @property
     def num_waiting(self) -> int:
@@ -66,7 +66,7 @@ class BlockAccount:
         """Yield the requests to submit now, in order; each counts as submitted from then on."""
         while self._waiting and self._has_room(self._waiting[0]):
             submitted = self._waiting.popleft()
-            self._inside.add(submitted)
+            self._in_engine.add(submitted)
             yield submitted
 
     def release(self, submitted: SubmittedRequest) -> bool:
@@ -74,8 +74,8 @@ class BlockAccount:
         it.
         """
         self._unanswered.discard(submitted)
-        if submitted in self._inside:
-            self._inside.discard(submitted)
+        if submitted in self._in_engine:
+            self._in_engine.discard(submitted)
             self._leaving.add(submitted)
             return True
         if submitted in self._waiting:
@@ -84,15 +84,15 @@ class BlockAccount:
 
     def on_end(self, submitted: SubmittedRequest) -> None:
         """Record that the engine has released the request."""
-        self._inside.discard(submitted)
+        self._in_engine.discard(submitted)
         self._leaving.discard(submitted)
 
     def _has_room(self, submitted: SubmittedRequest) -> bool:
         # Without aborted requests, the scheduler's count equals the engine's.
         if not self._leaving:
             return True
-        if self.num_inside >= self._max_num_seqs:
+        if self.num_in_engine >= self._max_num_seqs:
             return False
         # Shared blocks are counted several times here, which can only delay the request.
-        held = sum(each.num_blocks for each in self._inside)
+        held = sum(each.num_blocks for each in self._in_engine)
         return held + self.num_leaving_blocks + submitted.num_blocks <= self._num_blocks

@@ -137,7 +137,7 @@ class EngineHandle:
         try:
             await run()
         except Exception as error:
-            self._responses.die(error)
+            self._responses.fail(error)
             raise
 
     async def _poll_stats(self) -> None:

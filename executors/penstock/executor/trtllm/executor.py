@@ -84,13 +84,15 @@ class TrtllmExecutor:
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         aborts = [
-            submitted for slot in batch.released if (submitted := self._vacate(slot)) is not None
+            submitted
+            for slot in batch.released
+            if (submitted := self._release_slot(slot)) is not None
         ]
         num_unanswered_blocks = self._blocks.num_unanswered_blocks
         if batch.admitted:
             starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
             for request in batch.admitted:
-                self._blocks.admit(self._take_slot(request, starts[request.slot]))
+                self._blocks.admit(self._occupy_slot(request, starts[request.slot]))
         self._hand_over(aborts)
         self._check_pages(batch, num_unanswered_blocks)
 
@@ -156,7 +158,7 @@ class TrtllmExecutor:
             self._engine.close()
             self._responses.close()
 
-    def _take_slot(self, request: Request, num_cached: int) -> SubmittedRequest:
+    def _occupy_slot(self, request: Request, num_cached: int) -> SubmittedRequest:
         spec = request.spec
         submitted = SubmittedRequest(
             spec=spec,
@@ -168,7 +170,7 @@ class TrtllmExecutor:
         self._submitted[request.slot] = submitted
         return submitted
 
-    def _vacate(self, slot: int) -> SubmittedRequest | None:
+    def _release_slot(self, slot: int) -> SubmittedRequest | None:
         """Release a slot; return its request if it was submitted and the engine has not ended it,
         so it must be aborted; else None.
         """
@@ -195,13 +197,13 @@ class TrtllmExecutor:
         now_s = self._clock()
         # Blocks that the engine allocates ahead per request, including those for drafts, and blocks
         # of aborted requests.
-        ahead = self._blocks.num_inside * self._num_blocks_ahead
+        ahead = self._blocks.num_in_engine * self._num_blocks_ahead
         slack = ahead + self._blocks.num_leaving_blocks
         # Between iterations, the engine may have released some blocks and not yet allocated others.
         self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
         self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
         stats = self._responses.take_stats()
         if stats is None:
-            self.audit.expect_check(now_s, is_busy=self._blocks.num_inside > 0)
+            self.audit.expect_check(now_s, is_busy=self._blocks.num_in_engine > 0)
         else:
             self.audit.check(stats.num_used_blocks)

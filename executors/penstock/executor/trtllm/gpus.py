@@ -39,12 +39,12 @@ def found_gpus() -> FoundGpus:
     """Return what nvidia-smi reports; no GPUs and empty versions if it is missing, fails or lists
     no GPU.
     """
-    table = _ask(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+    table = _query(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line]
     rows = [row for row in rows if len(row) == _FIELDS.count(",") + 1]
     if not rows:
         return FoundGpus(gpus=(), driver="", cuda="")
-    cuda = _CUDA.search(_ask())
+    cuda = _CUDA.search(_query())
     return FoundGpus(
         gpus=tuple(
             Gpu(
@@ -59,7 +59,7 @@ def found_gpus() -> FoundGpus:
     )
 
 
-def _ask(*arguments: str) -> str:
+def _query(*arguments: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

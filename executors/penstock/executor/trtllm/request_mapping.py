@@ -61,7 +61,7 @@ class RequestMapping:
         self._vocab_size = vocab_size
         self._features = offered_features(config, package)
         self._sampling_arguments = frozenset(inspect.signature(package.sampling_params).parameters)
-        self._loners: Iterator[int] = itertools.count()
+        self._uncached_numbers: Iterator[int] = itertools.count()
         _check_arguments(config, package)
         self._adapters: dict[str, LoRARequest] = {
             adapter.name: package.lora_request(
@@ -229,7 +229,7 @@ class RequestMapping:
         """
         if spec.hash_salt:
             return spec.hash_salt.hex()
-        return f"alone-{spec.key}-{next(self._loners)}"
+        return f"alone-{spec.key}-{next(self._uncached_numbers)}"
 
     def _lora_request(self, name: str) -> LoRARequest:
         if name not in self._adapters:

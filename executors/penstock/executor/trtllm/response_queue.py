@@ -37,7 +37,7 @@ class Response:
             first response.
         failure: Why this request failed; empty if it did not.
         is_rejected: Whether it failed because the request is invalid.
-        is_of_constraint: Whether it failed because its constraint is invalid.
+        is_constraint_error: Whether it failed because its constraint is invalid.
         finish_reason: Why the sequence ended, such as "stop" or "length"; empty if the engine gave
             no reason.
         stop_id: The stop token id that ended the sequence; -1 if none did.
@@ -53,7 +53,7 @@ class Response:
     stop_id: int = -1
     failure: str = ""
     is_rejected: bool = False
-    is_of_constraint: bool = False
+    is_constraint_error: bool = False
     is_own: bool = False
 
 
@@ -99,7 +99,7 @@ class ResponseQueue:
         self._noted = stats
         loop.call_soon(self._flush)
 
-    def die(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Record that the engine ended with this error, unless one is recorded already, and wake
         the scheduler's thread.
         """

@@ -93,7 +93,7 @@ def _failure_of(response: Response) -> SlotFailure | None:
         slot=response.submitted.slot,
         detail=detail,
         is_rejected=response.is_rejected,
-        is_of_constraint=response.is_of_constraint,
+        is_constraint_error=response.is_constraint_error,
     )
 
 

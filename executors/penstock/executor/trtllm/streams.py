@@ -97,7 +97,7 @@ class Streams:
             for submitted in submits:
                 self._submit(submitted)
         except Exception as error:
-            self.responses.die(error)
+            self.responses.fail(error)
 
     async def close(self) -> None:
         """Abort all remaining requests, and wait until the tasks that read their responses have
@@ -182,13 +182,13 @@ class Streams:
         try:
             fault = await fault_of(submitted.spec.constraint, submitted.spec.tenant)
             if fault:
-                last = _rejected(submitted, fault, is_rejected=True, is_of_constraint=True)
+                last = _rejected(submitted, fault, is_rejected=True, is_constraint_error=True)
             elif not stream.is_aborted:
                 last = self._hand_over(stream, arguments)
         except asyncio.CancelledError:
             logger.debug("aborted while a constraint was checked")
         except Exception as error:
-            self.responses.die(error)
+            self.responses.fail(error)
         if last is None:
             await self._follow(stream)
         else:
@@ -209,7 +209,7 @@ class Streams:
             if self._is_alive_after(error):
                 stream.abort()
             else:
-                self.responses.die(error)
+                self.responses.fail(error)
         finally:
             if stream.grace is not None:
                 stream.grace.cancel()
@@ -222,7 +222,7 @@ class Streams:
         """
         quoted = _quotable(stream)
         if is_fatal(text, quoted):
-            self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
+            self.responses.fail(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
         # If the engine has responded before, it has accepted the request.
         is_early = not stream.has_answered
         return Response(
@@ -230,7 +230,7 @@ class Streams:
             is_last=True,
             failure=text,
             is_rejected=is_early and is_invalid_request(text, quoted),
-            is_of_constraint=is_early and is_invalid_constraint(text, quoted),
+            is_constraint_error=is_early and is_invalid_constraint(text, quoted),
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
@@ -279,7 +279,11 @@ class Streams:
 
 
 def _rejected(
-    submitted: SubmittedRequest, failure: str, *, is_rejected: bool, is_of_constraint: bool = False
+    submitted: SubmittedRequest,
+    failure: str,
+    *,
+    is_rejected: bool,
+    is_constraint_error: bool = False,
 ) -> Response:
     """Return the only response of a request that was not submitted or that the engine rejected at
     submission.
@@ -289,7 +293,7 @@ def _rejected(
         is_last=True,
         failure=failure,
         is_rejected=is_rejected,
-        is_of_constraint=is_of_constraint,
+        is_constraint_error=is_constraint_error,
         is_own=True,
     )
 

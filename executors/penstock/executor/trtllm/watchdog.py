@@ -51,7 +51,7 @@ class Watchdog:
             if response.is_last:
                 self._silent_since_s.pop(response.submitted, None)
             if response.is_own:
-                if response.is_of_constraint and not self._silent_since_s:
+                if response.is_constraint_error and not self._silent_since_s:
                     # Rejected before submission, so no response of the engine is due.
                     self._silence_s = 0.0
                 continue

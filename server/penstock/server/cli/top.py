@@ -120,7 +120,7 @@ def _query(client: "SyncOperationsClient", state: TopState, deadline_s: float) -
     """Query the service once and store the response in `state`. Raises PenstockError."""
     stats = client.get_stats(deadline_s=deadline_s)
     requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=deadline_s)
-    state.take(stats, requests)
+    state.update(stats, requests)
 
 
 def _watch(

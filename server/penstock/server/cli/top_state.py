@@ -48,7 +48,7 @@ class TopState:
     step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_HISTORY))
     tokens_per_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_HISTORY))
 
-    def take(self, stats: "ServerStats", requests: "Sequence[LiveRequest]") -> None:
+    def update(self, stats: "ServerStats", requests: "Sequence[LiveRequest]") -> None:
         """Store the latest statistics and live requests, and extend the histories."""
         self.stats, self.requests, self.problem = stats, tuple(requests), ""
         steps_s = [model.mean_step_s for model in stats.models if model.mean_step_s is not None]

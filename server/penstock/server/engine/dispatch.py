@@ -144,7 +144,7 @@ class Dispatcher:
         if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
-    def handle(self, front_id: int, frame: Frame) -> bytes | None:
+    def handle_frame(self, front_id: int, frame: Frame) -> bytes | None:
         """Handle one frame from a front and return the response frame, if any.
 
         Raises FrameError if the front violates the protocol; the caller must then close the
@@ -171,7 +171,7 @@ class Dispatcher:
                 raise FrameError(f"unexpected frame from a front: {type(other).__name__}")
         return None
 
-    def observe(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
+    def handle_observer_frame(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
         """Handle one frame from an observer.
 
         The response is passed to `answer`, possibly later and from another thread. Raises
@@ -260,7 +260,7 @@ class Dispatcher:
             ticket=attach.ticket,
             resume_spec=stream.resume_spec,
             keys=stream.keys,
-            history=tuple(map(StepFrame.of, stream.history())),
+            history=tuple(map(StepFrame.from_events, stream.history())),
         )
 
     def _detach(self, stream: KeptStream) -> None:
@@ -329,7 +329,7 @@ class Dispatcher:
                 # was notified.
                 return
         live.update(keys)
-        if specs and not self._quarantine.takes(front_id, specs):
+        if specs and not self._quarantine.intercept(front_id, specs):
             self._submit_to_engine(specs)
 
     def _release_previous(

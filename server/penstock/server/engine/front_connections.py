@@ -225,10 +225,10 @@ class FrontConnections:
 
     def _handle(self, connection: _Connection, frame: Frame) -> None:
         if connection.front_id:
-            answer = self.dispatcher.handle(connection.front_id, frame)
+            answer = self.dispatcher.handle_frame(connection.front_id, frame)
         elif connection.is_observer:
             late = functools.partial(self._answer_late, connection)
-            self.dispatcher.observe(frame, late)
+            self.dispatcher.handle_observer_frame(frame, late)
             answer = None
         else:
             answer = self._on_hello(connection, frame)

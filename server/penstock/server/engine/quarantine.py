@@ -70,7 +70,7 @@ class Quarantine:
         """True if the next step has a request to submit or an end to report."""
         return bool(self._ended or (self._held and not self._on_probation))
 
-    def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
+    def intercept(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
         """Hold or reject the request, and return True, if one of its outputs is suspected; return
         False otherwise."""
         if not self._suspects:

@@ -223,7 +223,7 @@ class Attachments:
         generation = request.generation
         try:
             limits = front.known_limits()
-            prompt, prompt_text = await front.prompts.tokenise(generation, limits, is_replay=True)
+            prompt, prompt_text = await front.prompts.tokenize(generation, limits, is_replay=True)
             _raise_if_over(request)
             submission = submission_for(
                 generation,
@@ -312,10 +312,10 @@ class ClientPosition:
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
     complete prompt. `tokens` has the number of tokens of each output, by output index, that the
-    client has received and that `unreceived` has not skipped yet. `begun` has the outputs of which
-    the client has received tokens, until a later `TokensPiece` of the output is sent. If such an
-    output ended with STOP or LENGTH, its last `TokensPiece` without tokens is skipped, because that
-    text was sent with the last token.
+    client has received and that `remaining_events` has not skipped yet. `begun` has the outputs of
+    which the client has received tokens, until a later `TokensPiece` of the output is sent. If such
+    an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is skipped, because
+    that text was sent with the last token.
     """
 
     is_accepted: bool = False
@@ -323,7 +323,9 @@ class ClientPosition:
     tokens: dict[int, int] = field(default_factory=dict[int, int])
     begun: set[int] = field(default_factory=set[int])
 
-    def unreceived(self, batch: Iterable[StreamEvent], live: LiveRequest) -> list[StreamEvent]:
+    def remaining_events(
+        self, batch: Iterable[StreamEvent], live: LiveRequest
+    ) -> list[StreamEvent]:
         """Return the part of `batch` that the client has not received. A `TokensPiece` in `batch`
         must have at most one token.
 

@@ -342,10 +342,10 @@ class Front:
         is_same_engine = self.hello is not None and self.hello.epoch == hello.epoch
         self.hello = hello
         self.ready_time_s = time.time()
-        self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
+        self.limits = Limits.from_config(self.config, hello.executor, self.text.files.vocab_size)
         # The tokenizer may belong to another model: an unknown id in the output must not end a
         # stream.
-        self.text.detokenizer.cover(hello.executor.vocab_size)
+        self.text.detokenizer.extend_vocabulary(hello.executor.vocab_size)
         num_known = self.text.files.tokenizer.get_vocab_size(True)
         if num_known > self.limits.vocab_size:
             logger.warning(
@@ -429,7 +429,7 @@ class Front:
     ) -> None:
         generation = request.generation
         began_with = self.known_limits()
-        prompt, prompt_text = await self.prompts.tokenise(
+        prompt, prompt_text = await self.prompts.tokenize(
             generation, began_with, is_replay=is_again
         )
         # The request was cancelled, or the engine was lost, meanwhile.

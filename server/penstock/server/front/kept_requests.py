@@ -106,7 +106,7 @@ def _history_of(request: LiveRequest) -> StepFrame | None:
     )
     if not ends and not any(map(len, tokens)):
         return None
-    return StepFrame.of(
+    return StepFrame.from_events(
         StepEvents(
             step=0,
             at_s=request.first_token_s,

@@ -36,7 +36,9 @@ class Limits:
     executor: str = ""
 
     @staticmethod
-    def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
+    def from_config(
+        config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None
+    ) -> "Limits":
         """Return the limits of an engine under these settings.
 
         `vocab_size` is the size of the tokenizer's vocabulary, None if unknown. The smaller one of

@@ -37,7 +37,7 @@ from penstock.server.front.generation import (
 )
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import (
-    TokenisedPrompt,
+    TokenizedPrompt,
     check_prompt_fits,
     hash_prompt,
     prompt_too_long,
@@ -228,9 +228,9 @@ class Prompts:
         _check_vocabulary(encoded.ids, path, limits)
         return encoded
 
-    async def tokenise(
+    async def tokenize(
         self, generation: GenerationSpec, limits: Limits, *, is_replay: bool = False
-    ) -> tuple[TokenisedPrompt, str]:
+    ) -> tuple[TokenizedPrompt, str]:
         """Return the prompt as ids with block hashes, and its text if echo is requested.
 
         A prompt that does not fit the KV cache is returned without hashes and text;
@@ -251,9 +251,9 @@ class Prompts:
         ids = encoded.ids
         if len(ids) > limits.max_prompt_tokens:
             # Not hashed: the next check rejects the prompt with its exact number of tokens.
-            return TokenisedPrompt(ids=ids), ""
+            return TokenizedPrompt(ids=ids), ""
 
-        def hashed() -> TokenisedPrompt:
+        def hashed() -> TokenizedPrompt:
             prompt = hash_prompt(
                 ids,
                 generation,
@@ -271,7 +271,7 @@ class Prompts:
             prompt = await self.on_thread(hashed, num_tokens=len(ids), tenant=generation.tenant)
         return prompt, encoded.text if generation.output.echo else ""
 
-    async def detokenise(
+    async def detokenize(
         self, ids: TokenInput | LongTokenInput, *, tenant: str, skip_special_tokens: bool
     ) -> str:
         """Return the text of token ids, for the Detokenize method. Raises RequestError if an id is
@@ -289,7 +289,7 @@ class Prompts:
     async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
         """Run `task` on the tokenizer's threads and return its result.
 
-        The task is queued with the tenant's texts to tokenise and counts there as `num_tokens`
+        The task is queued with the tenant's texts to tokenize and counts there as `num_tokens`
         tokens. It is not charged to the tenant's quota.
         """
         num_bytes = num_tokens * _BYTES_PER_TOKEN

@@ -48,7 +48,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     num_dropped_messages: int = 0
 
 
-class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The ids of a prompt, int32 [n], with its block hashes and the salt from which the hashes
     start."""
 
@@ -131,7 +131,7 @@ def hash_prompt(
     is_prefix_caching: bool,
     random_salt: Callable[[], bytes],
     shares_across_tenants: bool = False,
-) -> TokenisedPrompt:
+) -> TokenizedPrompt:
     """Return the prompt with the hashes of its full blocks.
 
     The hashes start from a salt, and only requests with the same salt share blocks (see
@@ -141,12 +141,12 @@ def hash_prompt(
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
-        return TokenisedPrompt(ids=ids)
+        return TokenizedPrompt(ids=ids)
     tenant = "" if shares_across_tenants else generation.tenant
     salt = b"r" + random_salt()
     if is_shared:
         salt = shared_salt(tenant, generation.adapter, generation.cache_salt)
-    return TokenisedPrompt(
+    return TokenizedPrompt(
         ids=ids, block_hashes=hash_blocks(ids, block_size, chain_root(salt)), hash_salt=salt
     )
 
@@ -171,7 +171,7 @@ def shared_salt(tenant: str, adapter: str = "", cache_salt: str = "") -> bytes:
 
 def submission_for(
     generation: GenerationSpec,
-    prompt: TokenisedPrompt,
+    prompt: TokenizedPrompt,
     *,
     limits: Limits,
     times: CallTimes,

@@ -252,7 +252,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
     kept: KeptRequest | None = None
 
     @classmethod
-    def of(cls, submit: Submit) -> "SubmitFrame":
+    def from_submit(cls, submit: Submit) -> "SubmitFrame":
         """Return the frame of `submit`. Raises ValueError if an id or a digest has the wrong
         length."""
         if not submit.specs:
@@ -376,9 +376,9 @@ def encode(frame: Frame) -> bytes:
     """
     match frame:
         case StepEvents():
-            return _CODEC.encode(StepFrame.of(frame))
+            return _CODEC.encode(StepFrame.from_events(frame))
         case Submit():
-            return _CODEC.encode(SubmitFrame.of(frame))
+            return _CODEC.encode(SubmitFrame.from_submit(frame))
         case _:
             return _CODEC.encode(frame)
 

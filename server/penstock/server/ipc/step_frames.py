@@ -41,7 +41,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
     top_logprobs: NDArray[np.float32]
 
     @classmethod
-    def of(cls, logprobs: TokenLogprobs) -> "_Logprobs":
+    def from_logprobs(cls, logprobs: TokenLogprobs) -> "_Logprobs":
         return cls(
             logprobs.top_ids.shape[1],
             np.asarray(logprobs.chosen, np.float32),
@@ -71,7 +71,7 @@ class _Change(msgspec.Struct, frozen=True, array_like=True):
     prefix_found: PrefixFound | None = None
 
     @classmethod
-    def of(cls, change: Queued | Admitted | Preempted | PrefixFound) -> "_Change":
+    def from_change(cls, change: Queued | Admitted | Preempted | PrefixFound) -> "_Change":
         match change:
             case Queued():
                 return cls(queued=change)
@@ -96,7 +96,7 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
     failed: Failed | None = None
 
     @classmethod
-    def of(cls, end: Completed | Failed) -> "_End":
+    def from_end(cls, end: Completed | Failed) -> "_End":
         if isinstance(end, Completed):
             return cls(finished=end)
         if end.detail or end.request_id or end.trace_id:
@@ -124,19 +124,24 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
     ends: tuple[_End, ...]
 
     @classmethod
-    def of(cls, events: StepEvents) -> "StepFrame":
+    def from_events(cls, events: StepEvents) -> "StepFrame":
         """Return the frame of `events`."""
         return cls(
             events.step,
             events.at_s,
             np.asarray(events.keys, np.int64),
             np.asarray(events.tokens, np.int32),
-            None if events.logprobs is None else _Logprobs.of(events.logprobs),
-            tuple([(key, at, _Logprobs.of(rows)) for key, at, rows in events.prompt_logprobs])
+            None if events.logprobs is None else _Logprobs.from_logprobs(events.logprobs),
+            tuple(
+                [
+                    (key, at, _Logprobs.from_logprobs(rows))
+                    for key, at, rows in events.prompt_logprobs
+                ]
+            )
             if events.prompt_logprobs
             else (),
-            tuple(map(_Change.of, events.changes)),
-            tuple(map(_End.of, events.ends)),
+            tuple(map(_Change.from_change, events.changes)),
+            tuple(map(_End.from_end, events.ends)),
         )
 
     def value(self) -> StepEvents:

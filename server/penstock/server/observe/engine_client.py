@@ -74,7 +74,9 @@ class EngineClient:
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
         `limit_s` seconds.
         """
-        return await self._ask(self._view_queries, lambda ticket: ViewQuery(ticket=ticket), limit_s)
+        return await self._query(
+            self._view_queries, lambda ticket: ViewQuery(ticket=ticket), limit_s
+        )
 
     async def command(self, action: Action, limit_s: float) -> CommandResult:
         """Send a command to the engine process and return its result.
@@ -82,11 +84,11 @@ class EngineClient:
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
         `limit_s` seconds.
         """
-        return await self._ask(
+        return await self._query(
             self._commands, lambda ticket: Command(ticket=ticket, action=action), limit_s
         )
 
-    async def _ask(
+    async def _query(
         self, calls: PendingCalls[_T], frame: Callable[[int], Frame], limit_s: float
     ) -> _T:
         line = self._line.current

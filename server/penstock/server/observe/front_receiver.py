@@ -58,7 +58,7 @@ class _Front:
         self.line.write(encode(LiveQuery(ticket=ticket)))
         return answer
 
-    def take_live(self, answer: LiveAnswer) -> None:
+    def add_live_answer(self, answer: LiveAnswer) -> None:
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:
@@ -187,7 +187,7 @@ class FrontReceiver:
     def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
         front = self._lines.get(line)
         if front is not None:
-            self._take(front, frame)
+            self._handle_frame(front, frame)
         elif isinstance(frame, Hello):
             front = _Front(front_id=frame.front_id, pid=frame.pid, line=line)
             line.name = f"front {frame.front_id}"
@@ -195,7 +195,7 @@ class FrontReceiver:
         else:
             raise FrameError("the first frame is not a hello")
 
-    def _take(self, front: _Front, frame: ObserverFrame) -> None:
+    def _handle_frame(self, front: _Front, frame: ObserverFrame) -> None:
         match frame:
             case Records(payloads=payloads):
                 self._add_records(payloads)
@@ -203,7 +203,7 @@ class FrontReceiver:
                 front.last_heartbeat = heartbeat
                 self._listener.add_heartbeat(heartbeat)
             case LiveAnswer() as answer:
-                front.take_live(answer)
+                front.add_live_answer(answer)
             case CommandResult() as answer:
                 front.commands.answer(answer.ticket, answer)
             case other:

@@ -108,15 +108,15 @@ class ServiceListeners(ServiceListener):
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Pass the records of ended requests to the listeners."""
-        self._each(lambda listener: listener.add_records(records))
+        self._notify(lambda listener: listener.add_records(records))
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Pass a front's heartbeat to the listeners."""
-        self._each(lambda listener: listener.add_heartbeat(heartbeat))
+        self._notify(lambda listener: listener.add_heartbeat(heartbeat))
 
     def set_engine(self, hello: EngineHello) -> None:
         """Pass the startup report of the engine to the listeners."""
-        self._each(lambda listener: listener.set_engine(hello))
+        self._notify(lambda listener: listener.set_engine(hello))
 
     def add_steps(
         self,
@@ -126,13 +126,13 @@ class ServiceListeners(ServiceListener):
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
         """Pass steps of the engine of `epoch` to the listeners."""
-        self._each(lambda listener: listener.add_steps(epoch, rows, num_missed, totals))
+        self._notify(lambda listener: listener.add_steps(epoch, rows, num_missed, totals))
 
     def front_disconnected(self, front_id: int) -> None:
         """Notify the listeners that a front has disconnected."""
-        self._each(lambda listener: listener.front_disconnected(front_id))
+        self._notify(lambda listener: listener.front_disconnected(front_id))
 
-    def _each(self, call: Callable[[ServiceListener], None]) -> None:
+    def _notify(self, call: Callable[[ServiceListener], None]) -> None:
         for listener in self._listeners:
             try:
                 call(listener)

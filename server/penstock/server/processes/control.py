@@ -179,10 +179,10 @@ class ChildControl:
     def _watch(self) -> None:
         with contextlib.suppress(OSError, FrameError):
             for frame in self._early:
-                self._take(frame)
+                self._handle_frame(frame)
             for frames in self._received():
                 for frame in frames:
-                    self._take(frame)
+                    self._handle_frame(frame)
         if self._socket_path is not None:
             _remove_folder(self._socket_path.parent)
         try:
@@ -191,7 +191,7 @@ class ChildControl:
         finally:
             os._exit(EXIT_ORPHANED)
 
-    def _take(self, frame: ToChild) -> None:
+    def _handle_frame(self, frame: ToChild) -> None:
         match frame:
             case EngineLost():
                 if self._on_engine_lost is not None:

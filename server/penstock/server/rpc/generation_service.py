@@ -21,7 +21,12 @@ from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
-from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper, OtherRequestFailed
+from penstock.server.rpc.handlers import (
+    CallAccounts,
+    Context,
+    HandlerWrapper,
+    OtherRequestFailed,
+)
 from penstock.server.rpc.large_messages import LargeMessageQueue
 from penstock.server.rpc.mapping_in.generation import (
     check_request_id,
@@ -82,7 +87,7 @@ class GenerationService:
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
             "Cancel": wrapper.unary_with_caller("Cancel", self.cancel),
             "Resume": wrapper.stream_with_caller("Resume", self._resume.resume),
-            "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
+            "Multiplex": wrapper.bidirectional("Multiplex", multiplex.multiplex),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
@@ -256,5 +261,5 @@ class _ResumeEncoder:
         """Yield the messages of the events that the client has not received. From the first call
         on, the number of unsent tokens of the request is limited again."""
         self._request.is_backlog_unlimited = False
-        for message in self._encoder.encode(self._position.unreceived(batch, self._request)):
+        for message in self._encoder.encode(self._position.remaining_events(batch, self._request)):
             yield b"".join((_RESPONSE, varint(len(message)), message))

@@ -79,7 +79,7 @@ class AdmittedCall:
     caller: Caller
 
 
-Arrived = AdmittedCall | Failure
+ReceivedCall = AdmittedCall | Failure
 """The message of a call, or the failure if its caller is rejected."""
 
 
@@ -108,9 +108,11 @@ class CallAccounts:
         """Return a new account for a request whose call of `method` has just arrived."""
         if not self._accounts.is_enabled:
             return RequestAccount(method, "", self._front.clock(), NOT_TRACED)
-        return self.open_under(method, context.peer(), self.parent_of(context))
+        return self.open_with_parent(method, context.peer(), self.parent_of(context))
 
-    def open_under(self, method: str, peer: str, parent: RemoteParent | None) -> RequestAccount:
+    def open_with_parent(
+        self, method: str, peer: str, parent: RemoteParent | None
+    ) -> RequestAccount:
         """Return a new account for a request that has just arrived. Used directly for requests that
         share a call."""
         name = f"{self._service_name}/{method}"
@@ -261,7 +263,9 @@ class HandlerWrapper:
         logger.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
         return INTERNAL
 
-    def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Failure:
+    def _unexpected_failure(
+        self, method: str, error: Exception, account: RequestAccount | None
+    ) -> Failure:
         if account is None:
             return self.internal_error(method, error)
         return self.internal_error(
@@ -274,7 +278,7 @@ class HandlerWrapper:
     def _for_caller(
         self, method: str, handler: Callable[[bytes, Context, Caller], Awaitable[object]]
     ) -> Any:
-        async def handle(arrived: Arrived, context: Context) -> object:
+        async def handle(arrived: ReceivedCall, context: Context) -> object:
             call: Awaitable[object]
             if isinstance(arrived, Failure):
                 call = _fail(arrived)
@@ -291,7 +295,7 @@ class HandlerWrapper:
         handler: Callable[[bytes, Context, RequestAccount], Awaitable[object]],
         accounts: CallAccounts,
     ) -> Any:
-        async def handle(arrived: Arrived, context: Context) -> object:
+        async def handle(arrived: ReceivedCall, context: Context) -> object:
             account = accounts.open(method, context)
             call: Awaitable[object]
             if isinstance(arrived, Failure):
@@ -346,7 +350,7 @@ class HandlerWrapper:
                 # cancelled. There is no client to report it to, and it is not an internal error.
                 raise asyncio.CancelledError from error
             except Exception as error:
-                failure = self._bug_of(method, error, account)
+                failure = self._unexpected_failure(method, error, account)
             return await self._abort(failure, request_id, context, account)
         finally:
             self._num_active_calls -= 1

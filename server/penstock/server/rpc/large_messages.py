@@ -27,7 +27,7 @@ class LargeMessageQueue:
         self._is_taken = False
         self._began_s = 0.0
 
-    async def take(self, caller: str) -> None:
+    async def acquire(self, caller: str) -> None:
         """Wait until a large message of `caller` may be handled.
 
         The message must be handled before the task suspends (awaits) again.

@@ -145,7 +145,7 @@ class ModelService:
             ids = token_input(request.token_ids, "token_ids", limits, violations)
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._front.prompts.detokenise(ids, tenant=tenant, skip_special_tokens=skip)
+        text = await self._front.prompts.detokenize(ids, tenant=tenant, skip_special_tokens=skip)
         return await self._run_task(functools.partial(_text_as_bytes, text), ids.num_tokens, tenant)
 
     async def _run_task(self, task: Callable[[], T], num_tokens: int, tenant: str) -> T:

@@ -188,7 +188,7 @@ class MultiplexService:
         self._wrapper = wrapper
         self._accounts = accounts
 
-    async def handle(self, context: Context) -> None:
+    async def multiplex(self, context: Context) -> None:
         """Serve one call until it ends (see the module docstring). Raises RequestError if it ends
         with an error."""
         front = self._front
@@ -205,7 +205,7 @@ class MultiplexService:
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
-        take_turn = functools.partial(self._large_messages.take, tenant or context.peer())
+        take_turn = functools.partial(self._large_messages.acquire, tenant or context.peer())
         max_arrival_s = front.config.transport.max_arrival_s
         reader = _Reader(context.read, take_turn, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)

@@ -1,6 +1,6 @@
 """The requests of one Multiplex stream, by the keys that its client chose.
 
-Executes commands, owns the tasks that tokenise prompts, and releases all requests that have not
+Executes commands, owns the tasks that tokenize prompts, and releases all requests that have not
 ended (`Front.release_all`) when the stream ends. Stores the credit of each request: the number of
 tokens that the client is ready to receive.
 """
@@ -303,7 +303,7 @@ class MultiplexTable:
         parent = caller.parent
         if message.HasField("traceparent"):
             parent = parse_traceparent(message.traceparent)
-        account = accounts.open_under("Multiplex", caller.peer, parent)
+        account = accounts.open_with_parent("Multiplex", caller.peer, parent)
         account.tenant = caller.tenant
         account.share(self._writer)
         accounts.describe(account, message.generation, is_stream=True)

@@ -363,7 +363,7 @@ async def _read_first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     """
     try:
         async with asyncio.timeout(policy.max_arrival_s) as deadline:
-            slot = await policy.slots.take(caller, deadline)
+            slot = await policy.slots.acquire(caller, deadline)
             try:
                 data = await context.read()
             except BaseException:
@@ -380,7 +380,7 @@ async def _read_first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     try:
         if data is not grpc.aio.EOF and len(data) >= LARGE_BYTES:
             policy.slots.note_arrival(slot)
-            await policy.large_messages.take(caller)
+            await policy.large_messages.acquire(caller)
     finally:
         policy.slots.release(slot)
     return data

@@ -71,7 +71,7 @@ class ReadingSlots:
         """Number of slots that are held."""
         return len(self._held)
 
-    async def take(self, caller: str, deadline: Deadline) -> ReadingSlot:
+    async def acquire(self, caller: str, deadline: Deadline) -> ReadingSlot:
         """Wait for a free slot and return it. `deadline` expires early if others wait after the
         slot was held for `yield_after_s`."""
         slot = ReadingSlot(caller, deadline, 0.0)

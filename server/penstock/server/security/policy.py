@@ -109,7 +109,7 @@ class Policy:
         """True if there is any way to authenticate."""
         return bool(self.tokens or self.certificates or self.jwt is not None)
 
-    def of(self, tenant: str) -> TenantPolicy:
+    def tenant_policy(self, tenant: str) -> TenantPolicy:
         """Return the policy of a tenant; `default` for an unlisted one."""
         return self.tenants.get(tenant, self.default)
 

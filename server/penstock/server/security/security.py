@@ -53,12 +53,12 @@ class Security:
         """
         if self._limits_behind_proxy is None:
             return dataclasses.replace(ANONYMOUS, tenant=tenant)
-        return self._limits_behind_proxy.policy.of(tenant).caller(tenant)
+        return self._limits_behind_proxy.policy.tenant_policy(tenant).caller(tenant)
 
     def policy_of(self, tenant: str) -> TenantPolicy | None:
         """Return the policy of a tenant; None without a policy file."""
         file = self._limits_behind_proxy if self.authenticator is None else self.authenticator
-        return None if file is None else file.policy.of(tenant)
+        return None if file is None else file.policy.tenant_policy(tenant)
 
     def poll(self) -> None:
         """Reload all files that have changed; log errors. Blocks while it reads."""

@@ -1,7 +1,7 @@
 """Renders a chat with the chat template of the model.
 
 Owns the Jinja environment that Hugging Face templates expect, with a sandbox and limits. Does not
-tokenise, and does not mark control tokens (`control_tokens.py` does).
+tokenize, and does not mark control tokens (`control_tokens.py` does).
 """
 
 import json

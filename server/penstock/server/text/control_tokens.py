@@ -102,7 +102,7 @@ class ControlTokens:
         normalisation or an unusual vocabulary may create them from ordinary characters. Raises
         TooManyTokens as soon as there are more than `max_tokens` tokens.
         """
-        tokenizer = self._twin if is_escaped else self._tokenizer
+        tokenizer = self._splitting_tokenizer if is_escaped else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
         parts: list[NDArray[np.int32]] = [np.array(before, dtype=np.int32)]
         num_tokens = len(before) + len(after)
@@ -134,7 +134,7 @@ class ControlTokens:
         return ids[:start], ids[start + num_own :]
 
     @cached_property
-    def _twin(self) -> tokenizers.Tokenizer:
+    def _splitting_tokenizer(self) -> tokenizers.Tokenizer:
         """A copy of the tokenizer with one more step, which splits at the mark and drops it.
 
         The step is the last one in pre-tokenisation, after added tokens were matched and the text

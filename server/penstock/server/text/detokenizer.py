@@ -62,7 +62,7 @@ class Detokenizer:
             tokenizer, num_ids=vocab_size, skip_special_tokens=skip_special_tokens
         )
 
-    def cover(self, vocab_size: int) -> None:
+    def extend_vocabulary(self, vocab_size: int) -> None:
         """Make later streams accept all ids below `vocab_size`. Unknown ids have no text."""
         table = self._table
         if table is not None and len(table.pieces) < vocab_size:

@@ -18,7 +18,7 @@ from penstock.server.rpc.mapping_in.generation import read_generation
 from penstock.server.rpc.parsing import num_unknown_fields, parse
 from support.fronts import INFO
 
-LIMITS = Limits.of(FrontConfig(), INFO)
+LIMITS = Limits.from_config(FrontConfig(), INFO)
 REASONS = {
     ErrorReason.INVALID_ARGUMENT,
     ErrorReason.PROMPT_TOO_LONG,

@@ -17,7 +17,7 @@ from penstock.server.rpc.mapping_in.generation import read_generation
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import INFO
 
-LIMITS = Limits.of(FrontConfig(), INFO)
+LIMITS = Limits.from_config(FrontConfig(), INFO)
 EFFECTIVE_FIELDS = frozenset(
     {
         "request_id",

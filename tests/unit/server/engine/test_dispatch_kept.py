@@ -34,12 +34,12 @@ def test_a_stream_that_returns_to_its_engine_replaces_what_was_kept() -> None:
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     first = spec(1, 1)
-    dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
+    dispatcher.handle_frame(1, Submit(specs=(first,), kept=kept_of(first)))
     dispatcher.step()
     dispatcher.front_disconnected(1)
     dispatcher.front_connected(1)
     second = again(first, 2)
-    dispatcher.handle(1, Submit(specs=(second,)))
+    dispatcher.handle_frame(1, Submit(specs=(second,)))
     dispatcher.step()
     assert [view.key for view in engine.live_views()] == [second.key]
     assert len(dispatcher.kept) == 0
@@ -51,7 +51,7 @@ def test_a_request_whose_stream_another_front_reads_is_not_submitted_again() -> 
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     first = spec(1, 1)
-    dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
+    dispatcher.handle_frame(1, Submit(specs=(first,), kept=kept_of(first)))
     dispatcher.front_disconnected(1)
     dispatcher.front_connected(1)
     dispatcher.front_connected(2)
@@ -59,7 +59,7 @@ def test_a_request_whose_stream_another_front_reads_is_not_submitted_again() -> 
     assert stream is not None
     dispatcher.kept.move(stream, 2)
     second = again(first, 2)
-    dispatcher.handle(1, Submit(specs=(second,)))
+    dispatcher.handle_frame(1, Submit(specs=(second,)))
     assert detached(dispatcher, 1) == [(second.key,)]
     assert [view.key for view in engine.live_views()] == [first.key]
     executor.close()
@@ -70,7 +70,7 @@ def test_an_unread_request_beyond_the_limit_does_not_run() -> None:
     dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100, max_unread=8))
     dispatcher.front_connected(1)
     parked = again(spec(1, 1), 1)
-    dispatcher.handle(1, Submit(specs=(parked,), kept=kept_of(parked, is_read=False)))
+    dispatcher.handle_frame(1, Submit(specs=(parked,), kept=kept_of(parked, is_read=False)))
     assert detached(dispatcher, 1) == [(parked.key,)]
     assert engine.live_views() == ()
     assert dispatcher.num_live == 0
@@ -85,7 +85,7 @@ def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
     dispatcher.front_connected(1)
     specs = [spec(1, counter) for counter in (1, 2, 3)]
     for one in specs:
-        dispatcher.handle(1, Submit(specs=(one,), kept=kept_of(one)))
+        dispatcher.handle_frame(1, Submit(specs=(one,), kept=kept_of(one)))
     dispatcher.step()
     dispatcher.front_disconnected(1)
     dispatcher.step()

@@ -54,7 +54,7 @@ class Store:
             keys=keys,
             tenant=tenant,
             is_read=is_read,
-            history=None if history is None else StepFrame.of(history),
+            history=None if history is None else StepFrame.from_events(history),
         )
         sampling = SamplingParams(num_logprobs=num_logprobs)
         prompt = np.array([5], dtype=np.int32)
@@ -329,7 +329,7 @@ def test_a_stream_fits_into_the_frame_that_attaches_it(num_tokens: int, is_lost:
     frame = Attached(
         ticket=1,
         resume_spec=stream.resume_spec,
-        history=tuple(map(StepFrame.of, stream.history())),
+        history=tuple(map(StepFrame.from_events, stream.history())),
     )
     assert len(encode(frame)) <= MAX_FRAME_BYTES
 

@@ -40,7 +40,7 @@ def dispatcher(engine: FakeEngine) -> Dispatcher:
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     specs = tuple(spec(1, counter) for counter in range(1, NUM_REQUESTS + 1))
-    dispatcher.handle(1, Submit(specs=specs))
+    dispatcher.handle_frame(1, Submit(specs=specs))
     return dispatcher
 
 
@@ -56,7 +56,7 @@ def test_many_are_cancelled_over_several_steps(
         dispatcher.front_disconnected(1)
     else:
         keys = np.array(sorted(all_keys()), dtype=np.int64)
-        dispatcher.handle(1, Cancel(keys=keys, reason=FinishReason.CANCELLED))
+        dispatcher.handle_frame(1, Cancel(keys=keys, reason=FinishReason.CANCELLED))
 
     seen = 0
     for _ in range(NUM_REQUESTS):
@@ -78,7 +78,7 @@ def test_a_front_that_reconnects_finds_its_keys_free(
     dispatcher.front_connected(1)
 
     assert set(engine.cancelled.queue) == all_keys()
-    dispatcher.handle(1, Submit(specs=(spec(1, 1),)))
+    dispatcher.handle_frame(1, Submit(specs=(spec(1, 1),)))
     step(dispatcher, engine)
     assert engine.cancelled.qsize() == NUM_REQUESTS
 
@@ -88,7 +88,7 @@ def test_queued_requests_of_a_lost_front_are_cancelled_before_the_loop_sleeps() 
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     for counter in range(1, NUM_QUEUED + 1):
-        dispatcher.handle(1, Submit(specs=(spec(1, counter),)))
+        dispatcher.handle_frame(1, Submit(specs=(spec(1, counter),)))
     dispatcher.step()
 
     dispatcher.front_disconnected(1)

@@ -66,7 +66,7 @@ VIEW = LiveView(
 def test_a_dispatcher_without_operator_functions_reports_it() -> None:
     answers: list[bytes] = []
     dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
-    dispatcher.observe(ORDER, answers.append)
+    dispatcher.handle_observer_frame(ORDER, answers.append)
     (body,) = FrameBuffer().feed(answers[0])
     assert decode(body) == CommandResult(ticket=5, problem="this engine accepts no commands")
 
@@ -76,7 +76,7 @@ def test_an_observer_cannot_cancel_requests() -> None:
     cancel = Cancel(keys=np.zeros(1, dtype=np.int64), reason=FinishReason.CANCELLED)
     answers: list[bytes] = []
     with pytest.raises(FrameError, match="unexpected frame from an observer: Cancel"):
-        dispatcher.observe(cancel, answers.append)
+        dispatcher.handle_observer_frame(cancel, answers.append)
     assert answers == []
 
 

@@ -67,7 +67,7 @@ def tried(*numbers: int, num_tokens: int = 2) -> tuple[SuspectedRequest, ...]:
 
 def test_a_request_that_is_not_suspected_is_not_quarantined() -> None:
     wing = Wing(*tried(1))
-    assert not wing.quarantine.takes(FRONT, request(2))
+    assert not wing.quarantine.intercept(FRONT, request(2))
     assert not wing.is_due()
     assert wing.quarantine.next_probation() == ()
 
@@ -75,8 +75,8 @@ def test_a_request_that_is_not_suspected_is_not_quarantined() -> None:
 def test_suspects_are_admitted_one_at_a_time() -> None:
     wing = Wing(*tried(1, 2))
     first, second = request(1), request(2)
-    assert wing.quarantine.takes(FRONT, first)
-    assert wing.quarantine.takes(FRONT, second)
+    assert wing.quarantine.intercept(FRONT, first)
+    assert wing.quarantine.intercept(FRONT, second)
     assert wing.is_due()
     assert wing.quarantine.next_probation() == first
     assert wing.shown == [(key(1),)]
@@ -93,7 +93,7 @@ def test_suspects_are_admitted_one_at_a_time() -> None:
 def test_the_end_of_a_request_ends_its_probation() -> None:
     wing = Wing(*tried(1, 2))
     for number in (1, 2):
-        wing.quarantine.takes(FRONT, request(number))
+        wing.quarantine.intercept(FRONT, request(number))
     wing.quarantine.next_probation()
     end = Completed(key=key(1), at_s=5.0, reason=FinishReason.STOP)
     updates = events(ends=(end,))
@@ -103,7 +103,7 @@ def test_the_end_of_a_request_ends_its_probation() -> None:
 
 def test_all_outputs_must_pass() -> None:
     wing = Wing(*tried(1, 2, num_tokens=1))
-    assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
+    assert wing.quarantine.intercept(FRONT, request(1, num_outputs=2))
     wing.quarantine.next_probation()
     assert wing.shown == [(key(1), key(2))]
     wing.quarantine.with_ends(events(key(1), key(1), key(1)))
@@ -114,7 +114,7 @@ def test_all_outputs_must_pass() -> None:
 
 def test_a_request_found_responsible_is_rejected_without_other_effects() -> None:
     wing = Wing(SuspectedRequest(key=key(1), is_poison=True))
-    assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
+    assert wing.quarantine.intercept(FRONT, request(1, num_outputs=2))
     assert wing.is_due()
     assert wing.quarantine.next_probation() == ()
     reported = wing.quarantine.with_ends(events(key(9)))
@@ -131,7 +131,7 @@ def test_a_request_found_responsible_is_rejected_without_other_effects() -> None
 
 def test_a_quarantined_request_can_be_cancelled() -> None:
     wing = Wing(*tried(1, 2, 3))
-    wing.quarantine.takes(FRONT, request(1))
+    wing.quarantine.intercept(FRONT, request(1))
     assert not wing.quarantine.cancel(key(2), FinishReason.CANCELLED)
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
     assert wing.is_due()
@@ -139,7 +139,7 @@ def test_a_quarantined_request_can_be_cancelled() -> None:
     assert end == Completed(key=key(1), at_s=5.0, reason=FinishReason.CANCELLED)
     assert wing.quarantine.next_probation() == ()
 
-    wing.quarantine.takes(FRONT, request(2))
+    wing.quarantine.intercept(FRONT, request(2))
     assert wing.quarantine.cancel_by_id("other") is None
     assert wing.quarantine.cancel_by_id("r2") is RequestState.PENDING
     assert [end.key for end in wing.quarantine.with_ends(events()).ends] == [key(2)]
@@ -148,7 +148,7 @@ def test_a_quarantined_request_can_be_cancelled() -> None:
 
 def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
     wing = Wing(*tried(1))
-    wing.quarantine.takes(FRONT, request(1, num_outputs=3))
+    wing.quarantine.intercept(FRONT, request(1, num_outputs=3))
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
     leader, other = wing.quarantine.next_probation()
     assert (leader.key, leader.leader_key) == (key(2), 0)
@@ -158,7 +158,7 @@ def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
 def test_quarantined_requests_of_a_lost_front_are_removed() -> None:
     wing = Wing(*tried(1), SuspectedRequest(key=2 << 32 | 1))
     other = (replace(request(1)[0], key=2 << 32 | 1),)
-    wing.quarantine.takes(FRONT, request(1))
-    wing.quarantine.takes(2, other)
+    wing.quarantine.intercept(FRONT, request(1))
+    wing.quarantine.intercept(2, other)
     wing.quarantine.front_disconnected(FRONT)
     assert wing.quarantine.next_probation() == other

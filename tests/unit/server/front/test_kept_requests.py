@@ -29,7 +29,7 @@ def result(
         resume_spec=resume_spec,
         keys=(key,),
         tenant=tenant,
-        history=StepFrame.of(updates),
+        history=StepFrame.from_events(updates),
     )
 
 

@@ -26,7 +26,7 @@ from penstock.server.front.limits import Limits
 from penstock.server.front.submission import (
     CallTimes,
     Submission,
-    TokenisedPrompt,
+    TokenizedPrompt,
     check_prompt_fits,
     hash_prompt,
     output_seed,
@@ -34,7 +34,7 @@ from penstock.server.front.submission import (
 )
 from support.fronts import INFO
 
-LIMITS = Limits.of(FrontConfig(default_max_tokens=100), INFO)
+LIMITS = Limits.from_config(FrontConfig(default_max_tokens=100), INFO)
 GENERATION = GenerationSpec(prompt=TokenInput(ids=(1,)), prompt_path="token_prompt.ids")
 IDS = np.arange(40, dtype=np.int32)
 
@@ -53,7 +53,7 @@ def submit(
 ) -> Submission:
     return submission_for(
         generation,
-        TokenisedPrompt(ids=IDS),
+        TokenizedPrompt(ids=IDS),
         limits=limits,
         times=times or CallTimes(arrival_s=100.0),
         request_id="r",
@@ -86,7 +86,7 @@ def test_requests_that_never_fit_the_context_are_rejected() -> None:
 
 
 def test_a_prompt_longer_than_the_limit_of_the_executor_is_rejected() -> None:
-    limits = Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=20))
+    limits = Limits.from_config(FrontConfig(), replace(INFO, max_prompt_tokens=20))
     too_long = ErrorReason.PROMPT_TOO_LONG
     assert limits.max_prompt_tokens == 20
     assert check_prompt_fits(GENERATION, 20, limits) == 256
@@ -95,13 +95,16 @@ def test_a_prompt_longer_than_the_limit_of_the_executor_is_rejected() -> None:
     assert failure(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_prompt.ids")
     assert failure(with_stopping(max_tokens=511), 20, limits) == (too_long, "stopping.max_tokens")
     # A limit above the context or the cache has no effect.
-    assert Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=9999)).max_prompt_tokens == 511
+    assert (
+        Limits.from_config(FrontConfig(), replace(INFO, max_prompt_tokens=9999)).max_prompt_tokens
+        == 511
+    )
     small = replace(INFO, max_prompt_tokens=100, num_blocks=4)
-    assert Limits.of(FrontConfig(), small).max_prompt_tokens == 63
+    assert Limits.from_config(FrontConfig(), small).max_prompt_tokens == 63
 
 
 def test_requests_that_never_fit_the_cache_are_rejected() -> None:
-    small = Limits.of(FrontConfig(), replace(INFO, num_blocks=4))
+    small = Limits.from_config(FrontConfig(), replace(INFO, num_blocks=4))
     assert small.max_total_tokens == 64
     exceeds = ErrorReason.EXCEEDS_KV_CACHE
     assert failure(with_stopping(max_tokens=60), 10, small) == (exceeds, "stopping.max_tokens")
@@ -210,7 +213,7 @@ def test_the_earliest_deadline_counts(
 
 def hashed(
     generation: GenerationSpec, *, is_prefix_caching: bool = True, salt: bytes = b"x"
-) -> TokenisedPrompt:
+) -> TokenizedPrompt:
     return hash_prompt(
         IDS, generation, 16, is_prefix_caching=is_prefix_caching, random_salt=lambda: salt
     )
@@ -245,7 +248,7 @@ def test_tenants_share_blocks_only_where_it_is_allowed() -> None:
 def test_a_session_and_a_window_reach_the_engine_and_the_stream() -> None:
     submission = submission_for(
         structs.replace(GENERATION, session_id="mine"),
-        TokenisedPrompt(ids=IDS, num_dropped_messages=3),
+        TokenizedPrompt(ids=IDS, num_dropped_messages=3),
         limits=LIMITS,
         times=CallTimes(arrival_s=100.0),
         request_id="r",

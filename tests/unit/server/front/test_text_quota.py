@@ -38,7 +38,7 @@ from support.fronts import INFO, rejected
 from support.replay_site import PROMPT, Site, generation
 
 WORDS = "the gentle rain "
-LIMITS = Limits.of(FrontConfig(), INFO)
+LIMITS = Limits.from_config(FrontConfig(), INFO)
 
 
 def quotas(clock: FakeClock, **limits: int) -> TextQuotas:
@@ -145,7 +145,7 @@ async def test_tokens_of_rejected_prompts_and_of_mere_questions_count(text: Mode
     with rejected(ErrorReason.QUOTA_EXCEEDED):
         await encoded(prompts, "x")
     with pytest.raises(RequestError):
-        await prompts.detokenise(TokenInput(ids=first.ids), tenant="t", skip_special_tokens=True)
+        await prompts.detokenize(TokenInput(ids=first.ids), tenant="t", skip_special_tokens=True)
     # Text of a request that was accepted before is not rejected in a replay.
     assert len((await encoded(prompts, "x", is_replay=True)).ids) > 0
 
@@ -176,9 +176,9 @@ async def test_all_tokens_of_a_short_text_count(text: ModelText) -> None:
 async def test_detokenising_counts(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
     ids = TokenInput(ids=(60,) * 900)
-    assert await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
+    assert await prompts.detokenize(ids, tenant="t", skip_special_tokens=True)
     with rejected(ErrorReason.QUOTA_EXCEEDED):
-        await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
+        await prompts.detokenize(ids, tenant="t", skip_special_tokens=True)
 
 
 async def test_token_ids_count_before_they_are_decoded(
@@ -302,7 +302,7 @@ async def test_too_much_waiting_text_is_rejected_and_costs_nothing(
         patch.setattr(text.tokenizer.pool, "run", full)
         rejected = await rejection_of(front, TextInput(text=WORDS * 100))
         with pytest.raises(RequestError):
-            await front.prompts.detokenise(
+            await front.prompts.detokenize(
                 TokenInput(ids=(60,) * 2000), tenant="t", skip_special_tokens=True
             )
     assert rejected.reason is ErrorReason.QUOTA_EXCEEDED

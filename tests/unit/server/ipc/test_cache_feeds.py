@@ -39,7 +39,7 @@ def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[byt
     tokens = np.arange(num_blocks * BLOCK, dtype=np.int32)
     digests = hash_blocks(tokens, BLOCK, chain_root(SALT))
     data = tokens[start * BLOCK :].tobytes()
-    cache_index.note_named(SALT, digests, range(start, num_blocks), data)
+    cache_index.note_registered(SALT, digests, range(start, num_blocks), data)
     return digests
 
 
@@ -58,7 +58,7 @@ def test_a_snapshot_is_sent_in_parts_and_changes_follow() -> None:
     digests = named(cache_index, num_blocks)
     feeds = CacheFeeds(cache_index)
     feeds.follow(1, FOLLOW)
-    cache_index.note_lost(digests[-1:])
+    cache_index.note_unregistered(digests[-1:])
 
     turns: list[list[CacheUpdate]] = []
     while feeds.has_work:
@@ -108,7 +108,7 @@ def test_an_overrun_subscriber_begins_again() -> None:
     (updates,) = [one for _, one in feeds.take()]
     assert updates.part == SnapshotPart(index=0, num_parts=1, num_blocks=3)
     assert stored([updates]) == list(digests)
-    cache_index.note_lost(digests[2:])
+    cache_index.note_unregistered(digests[2:])
     assert [one.changes for _, one in feeds.take()] == [digests[2:]]
 
 
@@ -149,7 +149,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
     for front_id in (1, 2):
         dispatcher.front_connected(front_id)
 
-    assert dispatcher.handle(1, FOLLOW) is None
+    assert dispatcher.handle_frame(1, FOLLOW) is None
     frames: list[tuple[int, bytes]] = []
     while dispatcher.has_own_work:
         frames += dispatcher.step()
@@ -157,8 +157,8 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
     assert {front_id for front_id, _ in frames} == {1}
     reported = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
     assert stored(one for one in reported if isinstance(one, CacheUpdate)) == list(digests)
-    dispatcher.handle(1, Unfollow(ticket=7))
-    cache_index.note_lost(digests)
+    dispatcher.handle_frame(1, Unfollow(ticket=7))
+    cache_index.note_unregistered(digests)
     assert dispatcher.step() == []
 
 

@@ -193,7 +193,7 @@ def test_fields_that_outputs_share_are_checked_once() -> None:
     hashes = ReadHashes([bytes(DIGEST_BYTES)] * 3)
     leader = small_spec(1, block_hashes=hashes)
     others = (replace(leader, key=key, leader_key=1, output_index=key - 1) for key in range(2, 17))
-    SubmitFrame.of(Submit(specs=(leader, *others)))
+    SubmitFrame.from_submit(Submit(specs=(leader, *others)))
     assert hashes.num_reads == 1
 
 

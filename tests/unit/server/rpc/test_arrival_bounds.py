@@ -146,7 +146,7 @@ async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
     now_s = iter((0.0, 3600.0))
     large_messages = LargeMessageQueue(lambda: next(now_s))
     # Its handling takes an hour, so the next message may be read in an hour.
-    await large_messages.take("another")
+    await large_messages.acquire("another")
     num_calls = 40
     played = Played(max_calls=num_calls, large_messages=large_messages)
     wires = [Wire(b"x" * LARGE_BYTES) for _ in range(num_calls)]

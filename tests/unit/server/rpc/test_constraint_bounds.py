@@ -15,7 +15,7 @@ from support.fronts import INFO
 from support.generate_requests import text_request
 from support.request_edits import Edit, choices, grammar, put, regex, schema
 
-LIMITS = Limits.of(FrontConfig(), INFO)
+LIMITS = Limits.from_config(FrontConfig(), INFO)
 SCHEMA, PATTERN = "constraint.json_schema.schema", "constraint.regex.pattern"
 EBNF = "constraint.grammar.ebnf"
 

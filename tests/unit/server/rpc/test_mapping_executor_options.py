@@ -35,7 +35,7 @@ from support.request_edits import (
     schema,
 )
 
-LIMITS = Limits.of(FrontConfig(max_constraint_bytes=200), INFO)
+LIMITS = Limits.from_config(FrontConfig(max_constraint_bytes=200), INFO)
 NAN, INF = math.nan, math.inf
 
 

@@ -46,7 +46,7 @@ from support.request_edits import (
     tokens,
 )
 
-LIMITS = Limits.of(FrontConfig(max_prompt_bytes=1000, max_chat_messages=4), INFO)
+LIMITS = Limits.from_config(FrontConfig(max_prompt_bytes=1000, max_chat_messages=4), INFO)
 NAN, INF = math.nan, math.inf
 
 
@@ -137,7 +137,7 @@ def test_a_value_out_of_range_is_named(edit: Edit, path: str) -> None:
 
 
 def test_stop_string_bytes_are_bounded_as_well_as_its_characters() -> None:
-    limits = Limits.of(FrontConfig(max_stop_string_bytes=10), INFO)
+    limits = Limits.from_config(FrontConfig(max_stop_string_bytes=10), INFO)
     with pytest.raises(RequestError) as caught:
         read(edited(add("stopping", "stop_strings", "日本語文")), limits)
     assert caught.value.failure.violations[0].path == "stopping.stop_strings[0]"
@@ -313,7 +313,7 @@ def test_chunk_limits_and_their_defaults() -> None:
     assert read(wanted).output.chunks == ChunkLimits(min_tokens=256, max_delay_s=10.0)
     chunk_delay(0, 0)(wanted)
     assert not read(wanted).output.chunks.is_holding
-    small = Limits.of(FrontConfig(max_backlog_tokens=64, max_num_outputs=16), INFO)
+    small = Limits.from_config(FrontConfig(max_backlog_tokens=64, max_num_outputs=16), INFO)
     assert small.max_chunk_tokens == 4, "all outputs together stay within the backlog"
 
 

@@ -66,7 +66,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
     now_s = iter((0.0, 3600.0))
     large_messages = LargeMessageQueue(lambda: next(now_s))
     # Its handling takes an hour, so the next message may be read in an hour.
-    await large_messages.take("another")
+    await large_messages.acquire("another")
     async with played_call(text, large_messages=large_messages) as call:
         call.wire.send(submit(1))
         await call.port.next_key()

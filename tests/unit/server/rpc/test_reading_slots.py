@@ -37,11 +37,11 @@ class Harness:
         )
 
     async def held(self, *callers: str) -> list[ReadingSlot]:
-        return [await self.slots.take(caller, FakeDeadline()) for caller in callers]
+        return [await self.slots.acquire(caller, FakeDeadline()) for caller in callers]
 
     async def waiting(self, caller: str) -> asyncio.Task[ReadingSlot]:
         """Start a call that gets no slot yet; return its task."""
-        task = asyncio.create_task(self.slots.take(caller, FakeDeadline()))
+        task = asyncio.create_task(self.slots.acquire(caller, FakeDeadline()))
         await asyncio.sleep(0)
         assert not task.done()
         return task
@@ -134,7 +134,7 @@ async def test_a_slow_sender_is_ended_once_another_waits() -> None:
 
     async def slow() -> None:
         async with asyncio.timeout(3600) as deadline:
-            slot = await slots.take("slow", deadline)
+            slot = await slots.acquire("slow", deadline)
             begun.set()
             try:
                 await asyncio.Event().wait()
@@ -144,6 +144,6 @@ async def test_a_slow_sender_is_ended_once_another_waits() -> None:
     task = asyncio.create_task(slow())
     await begun.wait()
     async with asyncio.timeout(30) as deadline:
-        await slots.take("quick", deadline)
+        await slots.acquire("quick", deadline)
     with pytest.raises(TimeoutError):
         await task

@@ -47,7 +47,7 @@ class Harness:
         return [asyncio.create_task(self._handle(caller)) for caller in callers]
 
     async def _handle(self, caller: str) -> None:
-        await self.large_messages.take(caller)
+        await self.large_messages.acquire(caller)
         self.handled.append(caller)
         self.now_s += self.message_s
 

@@ -51,7 +51,7 @@ class Harness:
     def limits(self) -> tuple[int | None, int | None]:
         """Return acme's limit of live requests in the engine, and in the authenticator's policy."""
         quotas = self._engine.quotas
-        judged = self._judge.policy.of("acme").quota
+        judged = self._judge.policy.tenant_policy("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live
 
     def knows(self, token: str) -> bool:
@@ -137,7 +137,7 @@ def test_an_engine_that_replaces_another_limits_tenants_without_the_keys(
     with pytest.raises(OSError, match=r"keys\.json"):
         PolicyFile(harness.file)
     file = PolicyFile(harness.file, needs_keys=False)
-    assert file.policy.of("acme").quota == TenantQuota(max_num_live=7)
+    assert file.policy.tenant_policy("acme").quota == TenantQuota(max_num_live=7)
     assert any("keys.json" in error for error in messages(caplog, logging.ERROR))
     replace_file(harness.issuer.jwks_file, keys)
     assert file.poll()

@@ -53,19 +53,19 @@ def parsed(text: str) -> Policy:
 
 def test_a_complete_policy_is_read() -> None:
     policy = parsed(WHOLE)
-    acme = policy.of("acme")
+    acme = policy.tenant_policy("acme")
     assert acme.rights == {Right.GENERATE, Right.MODELS}, "of the defaults"
     assert (acme.max_priority, acme.weight) == (10, 2.0)
     assert acme.caller("acme").ceilings == PriorityCeilings(scheduling=10, retention=50)
     assert acme.quota == TenantQuota(
         max_num_live=64, max_requests_per_minute=10, max_tokens_per_minute=200_000
     )
-    assert policy.of("ops team").rights == {
+    assert policy.tenant_policy("ops team").rights == {
         Right.OPERATIONS_READ,
         Right.OPERATIONS_WRITE,
         Right.METRICS,
     }
-    assert policy.of("stranger") == policy.default
+    assert policy.tenant_policy("stranger") == policy.default
     assert policy.quotas["acme"] == acme.quota
     assert policy.weights == {"acme": 2.0, "ops team": 1.0}
     (token,) = policy.tokens
@@ -80,7 +80,7 @@ def test_a_complete_policy_is_read() -> None:
 
 def test_unset_limits_have_modest_defaults() -> None:
     policy = parsed(f'version = 1\n[tenants.a]\ntokens = [{{ sha256 = "{DIGEST}" }}]')
-    a = policy.of("a")
+    a = policy.tenant_policy("a")
     assert a.rights == CLIENT_RIGHTS
     assert not a.rights & {Right.OPERATIONS_READ, Right.INSPECT, Right.METRICS}
     assert (a.max_priority, a.weight) == (0, 1.0)
@@ -194,7 +194,7 @@ def test_the_documented_policy_is_valid() -> None:
     page = (Path(__file__).parents[4] / "docs" / "security.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     policy = parsed(example)
-    assert policy.of("acme").max_priority == 10
+    assert policy.tenant_policy("acme").max_priority == 10
     assert len(policy.tokens) == 2
     assert policy.certificates["dns:ops.example"] == "operators"
     assert not [right for right in Right if f"`{right.value}`" not in page]

@@ -42,7 +42,7 @@ class Share:
     max_requests: int | None
 
     @classmethod
-    def of(cls, plan: LoadPlan, worker: int, num_workers: int) -> "Share":
+    def from_plan(cls, plan: LoadPlan, worker: int, num_workers: int) -> "Share":
         """Return the part of process `worker`, counted from 0. `max_requests` is None if the plan
         has no limit, and in an open loop, where the schedule limits the number of requests.
         """
@@ -69,7 +69,7 @@ class Driver:
         generate: Generate,
         clock: Callable[[], float],
     ) -> None:
-        self.recorder = LoadRecorder.of(plan)
+        self.recorder = LoadRecorder.from_plan(plan)
         self.num_sent = 0
         self.num_ended = 0
         self.num_failed = 0

@@ -75,7 +75,7 @@ class LatencyHistogram:
         return self._counts.encode(), self._num, self._sum_s, self._max_s
 
     @classmethod
-    def of(cls, counts: bytes, num: int, sum_s: float, max_s: float) -> "LatencyHistogram":
+    def from_state(cls, counts: bytes, num: int, sum_s: float, max_s: float) -> "LatencyHistogram":
         """Return the histogram with this `state`."""
         made = cls()
         made._counts = HdrHistogram.decode(counts)  # pyright: ignore[reportUnknownMemberType]  # it has no types

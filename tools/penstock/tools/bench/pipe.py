@@ -95,7 +95,7 @@ def _plain(value: Path | LatencyHistogram) -> Any:
 
 
 def _restored(kind: type, plain: Any) -> Path | LatencyHistogram:
-    return Path(plain) if kind is Path else LatencyHistogram.of(*plain)
+    return Path(plain) if kind is Path else LatencyHistogram.from_state(*plain)
 
 
 class MessagePipe:

@@ -25,7 +25,7 @@ class Window:
     end_s: float
 
     @classmethod
-    def of(cls, plan: LoadPlan) -> "Window":
+    def from_plan(cls, plan: LoadPlan) -> "Window":
         """Return the window of a plan: from the end of the warm-up to the end of sending."""
         return cls(start_s=plan.warm_up_s, end_s=plan.end_s)
 
@@ -69,9 +69,9 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     last_end_s: float = 0.0
 
     @classmethod
-    def of(cls, plan: LoadPlan) -> "LoadRecorder":
+    def from_plan(cls, plan: LoadPlan) -> "LoadRecorder":
         """Return an empty recorder for a run of a plan."""
-        return cls(window=Window.of(plan), targets=plan.targets)
+        return cls(window=Window.from_plan(plan), targets=plan.targets)
 
     def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "OpenRequest":
         """Return the record of a request that was due at `due_s`, is sent at `sent_s` and asks for

@@ -186,7 +186,7 @@ async def _stream_all(service: OwnService, client: "Client", runs: "Sequence[Dem
         waits: set[asyncio.Future[Any]] = {streams, gone}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            raise service.died()
+            raise service.exit_error()
         await streams
     finally:
         gone.cancel()

@@ -138,25 +138,25 @@ class RoundRobin:
     """Chooses the replicas one after the other, independent of requests and loads."""
 
     def __init__(self, num_replicas: int) -> None:
-        self._turns = _Turns(num_replicas)
+        self._least_recent = _LeastRecentlyChosen(num_replicas)
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
         """Return the index of the next replica; only the number of entries of `loads` is used."""
         del request
-        return self._turns.take(range(len(loads)))
+        return self._least_recent.choose(range(len(loads)))
 
 
 class LeastLoaded:
     """Chooses the replica with the lowest load."""
 
     def __init__(self, num_replicas: int) -> None:
-        self._turns = _Turns(num_replicas)
+        self._least_recent = _LeastRecentlyChosen(num_replicas)
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
         """Return the index of the lowest of `loads`; of several, the one chosen longest ago."""
         del request
         least = min(loads)
-        return self._turns.take(i for i, load in enumerate(loads) if load == least)
+        return self._least_recent.choose(i for i, load in enumerate(loads) if load == least)
 
 
 class PrefixAware:
@@ -184,7 +184,7 @@ class PrefixAware:
         max_index_tokens: int,
         min_share: float = 0.0,
     ) -> None:
-        self._turns = _Turns(num_replicas)
+        self._least_recent = _LeastRecentlyChosen(num_replicas)
         self._factor = factor
         self._slack = slack
         self._max_index_tokens = max_index_tokens
@@ -208,7 +208,7 @@ class PrefixAware:
             if not self.is_overloaded(load, least)
         }
         best = min(ranks.values())
-        chosen = self._turns.take(i for i, rank in ranks.items() if rank == best)
+        chosen = self._least_recent.choose(i for i, rank in ranks.items() if rank == best)
         indices[chosen].add(request)
         return chosen
 
@@ -243,14 +243,14 @@ def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int
             )
 
 
-class _Turns:
+class _LeastRecentlyChosen:
     """Breaks ties: chooses the replica that was chosen longest ago."""
 
     def __init__(self, num_replicas: int) -> None:
         self._chosen_at = list(range(-num_replicas, 0))
         self._now = 0
 
-    def take(self, candidates: Iterable[int]) -> int:
+    def choose(self, candidates: Iterable[int]) -> int:
         chosen = min(candidates, key=self._chosen_at.__getitem__)
         self._chosen_at[chosen] = self._now
         self._now += 1

@@ -20,7 +20,7 @@ from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.setting import SettingError, check, made_by, setting
+from penstock.scheduler.setting import SettingError, check, from_factory, setting
 from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
@@ -64,7 +64,7 @@ class SimulationConfig:
     policy: BatchingPolicy = setting(
         BatchingPolicy.FCFS, "server", "admission of requests; see docs/simulation.md", shown="fair"
     )
-    cost: CostModel = made_by(
+    cost: CostModel = from_factory(
         CostModel,
         "cost",
         "cost model: JSON object with its four coefficients, 0 to 3600 seconds each",

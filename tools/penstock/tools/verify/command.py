@@ -265,9 +265,9 @@ class _Run:
     async def _check(self, address: str, *, is_prefix_reuse_off: bool) -> None:
         from penstock.client import NO_RETRY, ChannelConfig, Client
         from penstock.tools.verify.all_checks import ALL_CHECKS
+        from penstock.tools.verify.crash_detector import CrashDetector
         from penstock.tools.verify.runner import run_checks
         from penstock.tools.verify.subject import Subject
-        from penstock.tools.verify.survival import Survival
 
         try:
             # A retry would hide failures.
@@ -292,7 +292,7 @@ class _Run:
                 timeout_s=self._limits.timeout_s,
                 left_out=frozenset(self._args.skip),
                 on_result=self._on_result,
-                survival=Survival(subject),
+                crash_detector=CrashDetector(subject),
             )
 
     def _on_result(self, result: "CheckResult") -> None:

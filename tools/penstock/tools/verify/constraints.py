@@ -48,7 +48,7 @@ async def _constrained(subject: Subject, constraint: Constraint) -> str:
         subject.prompt(_PROMPT),
         constraint=constraint,
         temperature=0.0,
-        max_tokens=subject.room(_MAX_TOKENS),
+        max_tokens=subject.clamp_output_tokens(_MAX_TOKENS),
         return_token_ids=True,
     )
     text, reason = transcript.text(), transcript.end.finish_reason

@@ -71,7 +71,11 @@ def _long_output(subject: Subject) -> GenerationOptions:
     """Return options for a long output, at most 4096 tokens, so that the request can be
     interrupted.
     """
-    return {"temperature": 0.0, "max_tokens": subject.room(_LONG_TOKENS), "ignore_eos": True}
+    return {
+        "temperature": 0.0,
+        "max_tokens": subject.clamp_output_tokens(_LONG_TOKENS),
+        "ignore_eos": True,
+    }
 
 
 async def _cancel(subject: Subject) -> str:

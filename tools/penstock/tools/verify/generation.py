@@ -127,7 +127,7 @@ def _stop_string_in(text: str) -> str:
 
 async def _min_tokens(subject: Subject) -> str:
     first = (await subject.greedy(2)).ids()[0]
-    wanted = subject.room(8)
+    wanted = subject.clamp_output_tokens(8)
     transcript = await subject.greedy(wanted + 4, stop_token_ids=[first], min_tokens=wanted)
     num_tokens = transcript.end.num_completion_tokens
     require(num_tokens >= wanted, f"{num_tokens} tokens, at least {wanted} were requested")

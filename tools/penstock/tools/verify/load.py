@@ -46,7 +46,7 @@ async def _concurrency(subject: Subject) -> str:
         figures = _figures(transcripts, time.monotonic() - started_s)
         subject.figures[f"{num} at once"] = figures
         for transcript in transcripts:
-            wanted = subject.room(_NUM_TOKENS)
+            wanted = subject.clamp_output_tokens(_NUM_TOKENS)
             require(
                 transcript.num_tokens == wanted,
                 f"a stream of {num} had {transcript.num_tokens} tokens of {wanted}",
@@ -161,7 +161,7 @@ class _QueueFill:
     async def _run(self, index: int) -> None:
         # Each is longer than the one before, so that slots become free one by one.
         options: GenerationOptions = {
-            "max_tokens": self._subject.room(self._num_tokens + 4 * index),
+            "max_tokens": self._subject.clamp_output_tokens(self._num_tokens + 4 * index),
             "temperature": 0.0,
             "ignore_eos": True,
             "priority": _LOW,

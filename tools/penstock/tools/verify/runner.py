@@ -18,8 +18,8 @@ from penstock.tools.verify.check_result import (
     CheckResult,
     CheckSkipped,
 )
+from penstock.tools.verify.crash_detector import CrashDetector
 from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.survival import Survival
 
 
 async def run_checks(
@@ -30,30 +30,29 @@ async def run_checks(
     left_out: frozenset[str],
     on_result: Callable[[CheckResult], None],
     clock: Callable[[], float] = time.monotonic,
-    survival: Survival | None = None,
+    crash_detector: CrashDetector | None = None,
 ) -> list[CheckResult]:
     """Run the checks; return the results in order. `on_result` is called with each result.
     `left_out`: names of checks that are skipped.
 
-    Checks that are not done within `timeout_s`, the limit for all together, fail. With `survival`,
-    a crash of the engine fails the current check, and the next check waits for the replacement;
-    without a replacement, the remaining checks fail.
-    """
+    Checks that are not done within `timeout_s`, the limit for all together, fail. With
+    `crash_detector`, a crash of the engine fails the current check, and the next check waits for
+    the replacement; without a replacement, the remaining checks fail."""
     ends_s = clock() + timeout_s
     results: list[CheckResult] = []
-    if survival is not None:
-        await survival.begin()
+    if crash_detector is not None:
+        await crash_detector.begin()
     for check in checks:
         started_s = clock()
         if check.name in left_out:
             outcome, reason = CheckOutcome.SKIP, "skipped by --skip"
-        elif survival is not None and survival.is_lost:
+        elif crash_detector is not None and crash_detector.is_lost:
             outcome, reason = CheckOutcome.FAIL, "not run: the engine died and was not replaced"
         else:
             outcome, reason = await _run_one(subject, check, ends_s - started_s)
         duration_s = clock() - started_s
-        if survival is not None and check.name not in left_out and not survival.is_lost:
-            death = await survival.after_check(ends_s - clock())
+        if crash_detector is not None and check.name not in left_out and not crash_detector.is_lost:
+            death = await crash_detector.after_check(ends_s - clock())
             if death:
                 seen = f"{outcome.value}, {reason}" if outcome is not CheckOutcome.FAIL else reason
                 outcome, reason = CheckOutcome.FAIL, f"during {check.name} {death}: {seen}"

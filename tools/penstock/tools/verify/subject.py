@@ -66,7 +66,7 @@ class Subject:
         """Size of the vocabulary, which all token ids are below; 2 if it is not published."""
         return self.model.limits.vocab_size or 2
 
-    def room(self, num_tokens: int) -> int:
+    def clamp_output_tokens(self, num_tokens: int) -> int:
         """Return `num_tokens`, but at least 1 and at most the output length that fits after a
         prompt of 64 tokens.
         """
@@ -111,7 +111,7 @@ class Subject:
         """
         wanted: GenerationOptions = {
             "temperature": 0.0,
-            "max_tokens": self.room(num_tokens),
+            "max_tokens": self.clamp_output_tokens(num_tokens),
             "ignore_eos": True,
             "return_token_ids": True,
             **self.uncached(),

@@ -61,7 +61,7 @@ class CpuFusedForward:
         model, ends = self._model, np.cumsum(batch.num_tokens, dtype=np.int64)
         residual = model.embedding.index_select(0, self._input_ids(batch, ends))
         is_token_good: Tensor | None = None
-        with self._threads.computing(*self._work(batch)):
+        with self._threads.computing(*self._layer_cost(batch)):
             added, qkv = self._run_layers(residual)
             if len(residual) > len(batch.sampled_slots):
                 # Invalid values of earlier layers propagate to the last layer's keys and values,
@@ -84,13 +84,13 @@ class CpuFusedForward:
         normed = torch.empty_like(residual)
         first, *others = self._layers
         qkv = self._project(first, residual, None, normed)
-        added = self._rest(first, residual, qkv, normed)
+        added = self._finish_layer(first, residual, qkv, normed)
         for layer in others:
             qkv = self._project(layer, residual, added, normed)
-            added = self._rest(layer, residual, qkv, normed)
+            added = self._finish_layer(layer, residual, qkv, normed)
         return added, qkv
 
-    def _work(self, batch: Batch) -> tuple[int, int]:
+    def _layer_cost(self, batch: Batch) -> tuple[int, int]:
         """Return the number of multiplications in one layer, and the size of its weights in bytes
         in the model's dtype, even if they are packed in 8 bits.
         """
@@ -128,7 +128,9 @@ class CpuFusedForward:
         self._kernels.add_rms_norm(residual, added, weights.input_norm, self._model.eps, normed)
         return weights.qkv(normed)
 
-    def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
+    def _finish_layer(
+        self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor
+    ) -> Tensor:
         """Run attention, whose output is added to `residual`, then the feed-forward part; return
         its output, not yet added. Changes the queries in `qkv`, and `normed`.
         """

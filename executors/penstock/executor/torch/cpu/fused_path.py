@@ -143,10 +143,13 @@ def _trial_logits(
         *((at, 1) for at in range(NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS)),
     ]
     return torch.cat(
-        [forward.run(trial_batch(arrays, start, count), _every).logits for start, count in steps]
+        [
+            forward.run(trial_batch(arrays, start, count), _all_indices).logits
+            for start, count in steps
+        ]
     )
 
 
-def _every(last_of_row: Ints) -> Ints:
+def _all_indices(last_of_row: Ints) -> Ints:
     """Return the indices of all packed tokens."""
     return np.arange(last_of_row[-1] + 1)

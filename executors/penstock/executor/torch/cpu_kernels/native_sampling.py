@@ -49,7 +49,7 @@ def choose_greatest(logits: Tensor) -> Chosen:
     """Return, for every row, the lowest token id among those with the greatest logit. Requires
     `can_sample`.
     """
-    chosen = _room(len(logits))
+    chosen = _empty_choice(len(logits))
     kernels, _ = _loaded()
     kernels.argmax_rows(logits, chosen.tokens, chosen.is_good)
     return chosen
@@ -64,7 +64,7 @@ def draw_rows(logits: Tensor, rows: NDArray[np.int64], options: NDArray[np.void]
         raise ValueError("logits, rows and sampling options do not match")
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(logits):
         raise IndexError("a row outside the logits")
-    chosen = _room(len(rows))
+    chosen = _empty_choice(len(rows))
     rows, options = np.ascontiguousarray(rows), np.ascontiguousarray(options)
     _, sample = _loaded()
     failed = sample(
@@ -78,7 +78,7 @@ def draw_rows(logits: Tensor, rows: NDArray[np.int64], options: NDArray[np.void]
     return chosen
 
 
-def _room(num_rows: int) -> Chosen:
+def _empty_choice(num_rows: int) -> Chosen:
     return Chosen(
         tokens=np.empty(num_rows, dtype=np.int32), is_good=np.empty(num_rows, dtype=np.bool_)
     )

@@ -217,7 +217,7 @@ class _StepMemory:
         num_packed = packed_size(
             num_tokens=num_tokens,
             num_rows=max_rows,
-            tokens_a_tile=parts.model.tokens_a_tile,
+            tokens_per_tile=parts.model.tokens_per_tile,
             table_width=parts.table.shape[1],
         )
         self.staging = RowStaging(

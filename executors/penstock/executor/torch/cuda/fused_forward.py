@@ -124,9 +124,9 @@ class CudaFusedForward:
             raise ValueError("its layers have different number formats")
 
     @property
-    def tokens_a_tile(self) -> int:
+    def tokens_per_tile(self) -> int:
         """Number of tokens of a chunk that one program processes."""
-        return self._attention.tokens_a_tile
+        return self._attention.tokens_per_tile
 
     @property
     def vocab_size(self) -> int:

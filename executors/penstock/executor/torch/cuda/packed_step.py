@@ -50,7 +50,7 @@ class PackedStep:
         """
         rows = staging.stage_packed(
             batch,
-            tokens_a_tile=self._model.tokens_a_tile,
+            tokens_per_tile=self._model.tokens_per_tile,
             table_width=self._table_width,
             is_probe=is_probe,
         )

@@ -105,7 +105,7 @@ class PageAttention:
         self._chunks: dict[tuple[bool, bool], tuple[FixedKernel, FixedKernel]] = {}
 
     @property
-    def tokens_a_tile(self) -> int:
+    def tokens_per_tile(self) -> int:
         """Number of tokens of a chunk that one program processes."""
         return self._chunk_tile.rows // self.layout.group
 

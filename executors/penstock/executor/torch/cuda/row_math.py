@@ -108,13 +108,13 @@ class RowMath:
             (residual.shape[0], 1, 1),
             (
                 residual if added is None else added.values,
-                _or(scales, residual),
-                _or(column_scales, residual),
-                _or(bias, residual),
+                _or_default(scales, residual),
+                _or_default(column_scales, residual),
+                _or_default(bias, residual),
                 residual,
                 weight,
                 out,
-                _or(out_scales, residual),
+                _or_default(out_scales, residual),
             ),
             self._eps,
         )
@@ -172,8 +172,8 @@ class RowMath:
             (
                 values,
                 gate_up.scales,
-                _or(gate_up.of.scale, values),
-                _or(bias, values),
+                _or_default(gate_up.of.scale, values),
+                _or_default(bias, values),
                 out,
                 out_scales,
             ),
@@ -212,7 +212,12 @@ class RowMath:
             )
             kernel.launch(
                 (values.shape[0], -(-width // _PART), 1),
-                (values, product.scales, _or(projection.scale, values), _or(bias, values)),
+                (
+                    values,
+                    product.scales,
+                    _or_default(projection.scale, values),
+                    _or_default(bias, values),
+                ),
             )
         return values
 
@@ -228,6 +233,6 @@ def _padded(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
 
-def _or(given: Tensor | None, other: Tensor) -> Tensor:
+def _or_default(given: Tensor | None, other: Tensor) -> Tensor:
     """Return `given`, or `other` if it is None: a valid pointer that the kernel does not read."""
     return other if given is None else given

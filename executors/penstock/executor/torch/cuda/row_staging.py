@@ -95,7 +95,7 @@ class RowStaging:
         staged.copy_(self._rows, non_blocking=True)
 
     def stage_packed(
-        self, batch: Batch, *, tokens_a_tile: int, table_width: int, is_probe: bool = False
+        self, batch: Batch, *, tokens_per_tile: int, table_width: int, is_probe: bool = False
     ) -> PackedRows:
         """Queue the copy of a batch with any mix of rows; return its arrays on the device.
 
@@ -112,7 +112,7 @@ class RowStaging:
         if is_probe:
             slots = np.full_like(slots, self._scratch_slot)
             per_token[0] = self._scratch_slot
-        tiles = _tiles(counts[num_decodes:], starts[num_decodes:], tokens_a_tile)
+        tiles = _tiles(counts[num_decodes:], starts[num_decodes:], tokens_per_tile)
         is_sampled = np.isin(batch.slots, batch.sampled_slots)
         sampled = slots[is_sampled], (starts + counts)[is_sampled]
         places, blocks = _known_cells(batch, slots, table_width)
@@ -181,7 +181,7 @@ class RowStaging:
         return found
 
 
-def packed_size(*, num_tokens: int, num_rows: int, tokens_a_tile: int, table_width: int) -> int:
+def packed_size(*, num_tokens: int, num_rows: int, tokens_per_tile: int, table_width: int) -> int:
     """Return the number of int32 elements to allocate for `stage_packed`, for steps of at most this
     size.
 
@@ -189,7 +189,7 @@ def packed_size(*, num_tokens: int, num_rows: int, tokens_a_tile: int, table_wid
     counted; the buffer grows for a step with more.
     """
     num_cells = min(num_rows * table_width, _MAX_CELLS)
-    num_tiles = num_tokens // tokens_a_tile + num_rows
+    num_tiles = num_tokens // tokens_per_tile + num_rows
     rows, cells = _aligned(num_rows), _aligned(num_cells)
     of_chunks = 2 * _aligned(num_tiles) + _aligned(num_rows + 1) + 2 * rows
     sampled = rows + 2 * _aligned(2 * num_rows)
@@ -236,15 +236,15 @@ def _token_rows(
     return per_token
 
 
-def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
+def _tiles(counts: Ints, starts: Ints, tokens_per_tile: int) -> tuple[Ints, Ints]:
     """Return, for every tile, its chunk and its first token in the chunk.
 
     Tiles that read the most keys come first.
     """
-    num_tiles = -(-counts // tokens_a_tile)
+    num_tiles = -(-counts // tokens_per_tile)
     chunks = np.repeat(np.arange(len(counts)), num_tiles)
     within = np.arange(len(chunks)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-    tokens = within * tokens_a_tile
+    tokens = within * tokens_per_tile
     order = np.argsort(-(starts[chunks] + tokens), kind="stable")
     return chunks[order], tokens[order]
 

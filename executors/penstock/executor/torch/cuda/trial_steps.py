@@ -31,7 +31,7 @@ def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -
     staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
     rows = staging.stage_packed(
         trial_batch(arrays, 0, NUM_CHUNK_TOKENS),
-        tokens_a_tile=model.tokens_a_tile,
+        tokens_per_tile=model.tokens_per_tile,
         table_width=arrays.block_table.shape[1],
     )
     tokens = empty_row_tokens(rows.num_tokens, queue.device)
@@ -66,7 +66,7 @@ def run_widest_step(
     counts = np.full(num_rows, count)
     batch = last_tokens(counts, counts, max_seq_len=max_seq_len, block_size=block_size)
     rows = RowStaging(queue, max_rows=1, scratch=(0, 0)).stage_packed(
-        batch, tokens_a_tile=model.tokens_a_tile, table_width=batch.arrays.block_table.shape[1]
+        batch, tokens_per_tile=model.tokens_per_tile, table_width=batch.arrays.block_table.shape[1]
     )
     hidden = model.packed(
         rows.staged, empty_row_tokens(rows.num_tokens, queue.device), rows.chunks, num_decodes=0

@@ -296,7 +296,7 @@ class LiveStatus:
         """
         with self._lock:
             if self._clock() - self._as_of_s > MAX_AGE_S:
-                asked = self._ask()
+                asked = self._query()
                 try:
                     future = asyncio.run_coroutine_threadsafe(asked, self._loop)
                 except RuntimeError:
@@ -310,7 +310,7 @@ class LiveStatus:
                 self._as_of_s = self._clock()
             return self._status
 
-    async def _ask(self) -> bytes:
+    async def _query(self) -> bytes:
         requests: tuple[RequestView, ...] = ()
         problem = ""
         try:

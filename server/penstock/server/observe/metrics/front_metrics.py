@@ -197,7 +197,7 @@ class RequestMetrics:
             ):
                 tables.counter(spec).begin(tenant)
 
-    def take(self, records: Sequence[RequestRecord]) -> None:
+    def add(self, records: Sequence[RequestRecord]) -> None:
         """Add the records of ended requests. Each series of a histogram is updated once per
         call."""
         values: _Values = defaultdict(list)

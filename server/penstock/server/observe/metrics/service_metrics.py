@@ -113,7 +113,7 @@ class ServiceMetrics(ServiceListener, Collector):
     def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Add ended requests to the histograms and counters."""
         with self._lock:
-            self._requests.take(records)
+            self._requests.add(records)
             self._fronts.add_records(records)
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:

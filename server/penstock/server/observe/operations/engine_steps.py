@@ -58,7 +58,7 @@ class EngineSteps:
         self._sums = SumWindow(4)
         self._itl = DurationWindow()
 
-    def take(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+    def add_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
         """Add steps of the engine of `epoch`, the oldest first. Steps of older engines are
         ignored."""
         if epoch < self.epoch:
@@ -90,7 +90,7 @@ class EngineSteps:
         )
         self._itl.add(float(updated_s[-1]), rows["itl_s"], rows["num_itl"])
 
-    def engine_gone(self) -> None:
+    def engine_lost(self) -> None:
         """Record that the engine is down, so it runs no requests and has no blocks."""
         self._reset_state()
 

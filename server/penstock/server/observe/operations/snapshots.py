@@ -43,7 +43,7 @@ class RequestCounts:
         self._pid_of: dict[int, int] = {}
         self._past: Counter[str] = Counter()
 
-    def take(self, heartbeat: Heartbeat) -> None:
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front, which replaces its previous one."""
         process = (heartbeat.front_id, heartbeat.pid)
         # Move it to the end, so that the oldest fronts are dropped first.
@@ -52,7 +52,7 @@ class RequestCounts:
         self._pid_of[heartbeat.front_id] = heartbeat.pid
         self._merge_old()
 
-    def gone(self, front_id: int) -> None:
+    def front_disconnected(self, front_id: int) -> None:
         """Record that a front has ended. Its counts are kept."""
         self._pid_of.pop(front_id, None)
 
@@ -169,10 +169,10 @@ class SnapshotMaker(ServiceListener):
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front."""
-        self._fronts.take(heartbeat)
+        self._fronts.add_heartbeat(heartbeat)
         live = self._fronts.live
         if not any(front.is_engine_up for front in live):
-            self._steps.engine_gone()
+            self._steps.engine_lost()
         elif not any(front.num_live for front in live) and self._is_settled():
             self._steps.no_live_requests()
 
@@ -190,11 +190,11 @@ class SnapshotMaker(ServiceListener):
         """Add steps of the engine of `epoch`. `num_missed` is the number of earlier steps that were
         not read."""
         del totals  # The steps that were read are sufficient here.
-        self._steps.take(epoch, rows, num_missed)
+        self._steps.add_steps(epoch, rows, num_missed)
 
     def front_disconnected(self, front_id: int) -> None:
         """Remove a front that has ended from the snapshot. Its counts are kept."""
-        self._fronts.gone(front_id)
+        self._fronts.front_disconnected(front_id)
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the service."""

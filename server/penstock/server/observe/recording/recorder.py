@@ -249,11 +249,11 @@ class Recorder:
             if isinstance(item, _Iteration):
                 if item.measure is not None:
                     steps.append(json_line(item.measure))
-                self._log.tokens(item.keys)
+                self._log.add_tokens(item.keys)
                 for end in item.ends:
                     self._log.end(end)
             else:
-                self._log.submit(item)
+                self._log.add(item)
         return steps, [json_line(request) for request in self._log.take()]
 
     def _write(self, steps: list[str], requests: list[str]) -> None:

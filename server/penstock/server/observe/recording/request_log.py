@@ -78,14 +78,14 @@ class RequestLog:
         """Number of live requests."""
         return len(self._live)
 
-    def submit(self, specs: Iterable[RequestSpec]) -> None:
+    def add(self, specs: Iterable[RequestSpec]) -> None:
         """Add the outputs of submitted requests, in order of submission."""
         for spec in specs:
             entry = _Entry(spec=spec)
             self._live[spec.key] = entry
             self._order.append(entry)
 
-    def tokens(self, keys: NDArray[np.int64]) -> None:
+    def add_tokens(self, keys: NDArray[np.int64]) -> None:
         """Add one generated token for each key of an output in `keys` (int64 [n]). A key may occur
         several times."""
         self._num_tokens.update(keys.tolist())

@@ -29,13 +29,13 @@ def shared(key: int, prompt: list[int], salt: bytes = b"s") -> RequestSpec:
 
 
 def ran(requests: RequestLog, key: int, num_tokens: int) -> None:
-    requests.tokens(np.full(num_tokens, key, dtype=np.int64))
+    requests.add_tokens(np.full(num_tokens, key, dtype=np.int64))
     requests.end(Completed(key=key, at_s=0.0, reason=FinishReason.LENGTH))
 
 
 def test_times_count_from_the_first_arrival_and_deadlines_from_their_own() -> None:
     requests = log()
-    requests.submit(
+    requests.add(
         (
             spec(1, arrival_s=100.0),
             spec(2, arrival_s=102.5, ttft_deadline_s=103.0, deadline_s=112.5, priority=3),
@@ -56,8 +56,8 @@ def test_times_count_from_the_first_arrival_and_deadlines_from_their_own() -> No
 def test_requests_come_in_the_order_they_were_queued_in_whichever_ends_first() -> None:
     requests = log()
     # The second was stamped before the first, by another front, and queued after it.
-    requests.submit((spec(1, arrival_s=5.0),))
-    requests.submit((spec(2, arrival_s=4.9),))
+    requests.add((spec(1, arrival_s=5.0),))
+    requests.add((spec(2, arrival_s=4.9),))
     ran(requests, 2, 7)
     assert requests.take() == []
 
@@ -68,7 +68,7 @@ def test_requests_come_in_the_order_they_were_queued_in_whichever_ends_first() -
 
 def test_a_request_that_holds_back_too_many_others_is_left_out() -> None:
     requests = log(max_num_held=2)
-    requests.submit(tuple(spec(key) for key in (1, 2, 3)))
+    requests.add(tuple(spec(key) for key in (1, 2, 3)))
     for key in (2, 3):
         ran(requests, key, key)
 
@@ -91,7 +91,7 @@ def test_a_request_rejected_for_load_is_recorded_with_the_mean_length(
     reason: FailureReason,
 ) -> None:
     requests = log()
-    requests.submit(tuple(spec(key) for key in (1, 2, 3, 4)))
+    requests.add(tuple(spec(key) for key in (1, 2, 3, 4)))
     requests.end(Failed(key=1, at_s=0.0, reason=reason))
     ran(requests, 2, 2)
     ran(requests, 3, 4)
@@ -103,10 +103,10 @@ def test_a_request_rejected_for_load_is_recorded_with_the_mean_length(
 
 def test_a_request_without_output_for_another_reason_is_left_out() -> None:
     requests = log()
-    requests.submit(tuple(spec(key) for key in (1, 2, 3, 4)))
+    requests.add(tuple(spec(key) for key in (1, 2, 3, 4)))
     requests.end(Failed(key=1, at_s=0.0, reason=FailureReason.PROMPT_TOO_LONG))
     requests.end(Completed(key=2, at_s=0.0, reason=FinishReason.CANCELLED))
-    requests.tokens(np.array([3, 3, 4], dtype=np.int64))
+    requests.add_tokens(np.array([3, 3, 4], dtype=np.int64))
     requests.end(Completed(key=3, at_s=0.0, reason=FinishReason.CANCELLED))
     requests.end(Failed(key=4, at_s=0.0, reason=FailureReason.DEADLINE_EXCEEDED))
 
@@ -116,7 +116,7 @@ def test_a_request_without_output_for_another_reason_is_left_out() -> None:
 
 def test_equal_prefixes_have_equal_ids_and_all_else_differs() -> None:
     requests = log()
-    requests.submit(
+    requests.add(
         (
             shared(1, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
             shared(2, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
@@ -145,7 +145,7 @@ def test_nothing_of_the_prompt_or_its_owner_is_reported() -> None:
     ]
     reported = []
     for each in requests:
-        each.submit((spec(6, prompt, tenant="acme"), one, spec(8, prompt, tenant="zeta")))
+        each.add((spec(6, prompt, tenant="acme"), one, spec(8, prompt, tenant="zeta")))
         for key in (6, 7, 8):
             ran(each, key, 1)
         reported.append(each.take())

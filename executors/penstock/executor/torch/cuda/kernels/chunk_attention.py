@@ -164,12 +164,12 @@ def chunk_attention(
     num_tokens = tl.load(chunk_firsts + chunk + 1) - packed
     past = tl.load(chunk_starts + chunk)
     table_row = table + tl.load(chunk_slots + chunk).to(tl.int64) * table_stride
-    tokens_a_tile: tl.constexpr = rows // group
+    tokens_per_tile: tl.constexpr = rows // group
     row = tl.arange(0, rows)
     column = tl.arange(0, dim_width)
     is_in = column < dim
     token = first_token + row // group
-    is_row = (row < tokens_a_tile * group) & (token < num_tokens)
+    is_row = (row < tokens_per_tile * group) & (token < num_tokens)
     place = (packed + token).to(tl.int64) * (group * kv_heads * dim)
     place = (place + (head * group + row % group) * dim)[:, None] + column[None, :]
     mask = is_row[:, None] & is_in[None, :]
@@ -178,7 +178,7 @@ def chunk_attention(
     greatest = tl.full([rows], -float("inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
     summed = tl.zeros([rows, dim_width], tl.float32)
-    end = past + tl.minimum(first_token + tokens_a_tile, num_tokens)
+    end = past + tl.minimum(first_token + tokens_per_tile, num_tokens)
     if has_window:
         seen = tl.maximum(past + first_token + 1 - window, 0) // tile * tile
     else:

@@ -14,9 +14,9 @@ from penstock.tools.own_service import OwnService
 from penstock.tools.verify.all_checks import ALL_CHECKS
 from penstock.tools.verify.check import Check
 from penstock.tools.verify.command import stop_timeout_s
+from penstock.tools.verify.crash_detector import CrashDetector
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.survival import Survival
 from support.patience import PATIENCE_S
 from support.service import simulated
 from support.service import started as service_started
@@ -57,7 +57,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
                 timeout_s=PATIENCE_S,
                 left_out=frozenset(),
                 on_result=lambda result: None,
-                survival=Survival(subject),
+                crash_detector=CrashDetector(subject),
             )
 
     found = [(result.name, result.outcome.value) for result in results]

@@ -16,7 +16,7 @@ MAX_RECOVERY_S = 600.0
 """Time limit for a new engine to load its model and serve, seconds."""
 
 
-class Survival:
+class CrashDetector:
     """Detects crashes by the time at which the model became ready, which differs for every engine.
     `is_lost`: no engine served again within the time limit.
     """
