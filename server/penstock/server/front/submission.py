@@ -102,7 +102,8 @@ def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits
     if requested is not None and requested > space:
         raise invalid_field(
             "stopping.max_tokens",
-            f"must be at most {space} after a prompt of {num_prompt_tokens} tokens, not {requested}",
+            f"must be at most {space} after a prompt of {num_prompt_tokens} tokens,"
+            f" not {requested}",
             ErrorReason.PROMPT_TOO_LONG,
             num_prompt_tokens=str(num_prompt_tokens),
             max_total_tokens=str(limits.max_total_tokens),
