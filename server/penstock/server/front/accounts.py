@@ -164,15 +164,15 @@ def _numbers_of(live: LiveRequest) -> _Numbers:
     for output in live.outputs:
         num_output_tokens += output.text.num_tokens
         num_preemptions += output.num_preemptions
-    place = live.head.place
-    estimated_queue_s = None if place is None else place.estimated_queue_s
+    position = live.head.queue_position
+    estimated_queue_s = None if position is None else position.estimated_queue_s
     has_token = live.first_token_s != NO_TIME
     return (
         live.num_prompt_tokens,
         live.num_cached_tokens,
         num_output_tokens,
         max(0.0, live.first_token_s - live.arrival_s) if has_token else math.nan,
-        -1 if place is None else place.num_ahead,
+        -1 if position is None else position.num_ahead,
         math.nan if estimated_queue_s is None else estimated_queue_s,
         num_preemptions,
     )
@@ -227,7 +227,7 @@ class Accounts:
         """Close the account. Only the first call has an effect.
 
         Creates the record immediately, unless the engine is connected and has not ended the
-        request. The record is then created at the engine's end event, or in `sweep` or `settle`.
+        request. The record is then created at the engine's end event, or in `sweep` or `flush`.
         """
         if self._recorder is None or account.outcome is not None:
             return
@@ -253,7 +253,7 @@ class Accounts:
         """
         self._pending.flush(now_s - MAX_WAIT_S)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write all waiting records, because the engine is lost and sends no more events."""
         self._pending.flush(float("inf"))
 

@@ -93,10 +93,10 @@ class MultiplexWriter:
                     ready.begin_write(clock())
                     await self._send(message)
                     ready.end_write(clock())
-                self._table.settle()
+                self._table.close_ended_accounts()
         except asyncio.CancelledError:
             # The client has disconnected, or it stalled and the stream was closed during the write.
-            if ready.was_cut_off() and ready.failure is not None:
+            if ready.was_interrupted() and ready.failure is not None:
                 raise RequestError(ready.failure) from None
             raise
 
@@ -115,7 +115,7 @@ class MultiplexWriter:
             await asyncio.shield(write)
         except asyncio.CancelledError:
             if self._ready.failure is None and await _has_ended_well(write):
-                self._table.settle()
+                self._table.close_ended_accounts()
             raise
         finally:
             write.cancel()
@@ -222,8 +222,10 @@ class MultiplexService:
                 raise reader.bug from None
             raise
         except BaseException as error:
-            is_left = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
-            outcome = outcome_of_early_end(context, timeout_s) if is_left else outcome_of(INTERNAL)
+            is_disconnect = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
+            outcome = (
+                outcome_of_early_end(context, timeout_s) if is_disconnect else outcome_of(INTERNAL)
+            )
             raise
         finally:
             front.shared_writers.discard(ready)
@@ -267,7 +269,7 @@ class _Reader:
             if len(data) >= LARGE_BYTES:
                 await self._take_turn()
             apply_command(*parse_request(pb.MultiplexRequest, data), self._table)
-            await self._table.wait_for_room()
+            await self._table.wait_for_unsent_rejections()
             data = await self._read()
 
     async def _first(self) -> Any:
@@ -288,10 +290,10 @@ class _Reader:
         if error is None:
             self._writer.half_close()
         elif isinstance(error, RequestError):
-            self._ready.cut(error.failure)
+            self._ready.abort(error.failure)
         else:
             self.bug = error
-            self._ready.cut(INTERNAL)
+            self._ready.abort(INTERNAL)
 
 
 def apply_command(

@@ -21,7 +21,7 @@ from penstock.server.text.chat_window import TemplateCost, fit_window, measure_t
 from penstock.server.text.control_tokens import MARK, ControlTokens, escaped_chat
 from penstock.server.text.errors import ChatTemplateMissing, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
-from penstock.server.text.text_cuts import SLICE_CHARS
+from penstock.server.text.text_splitter import SLICE_CHARS
 from penstock.server.text.token_bound import TokenBound
 from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_steps, run_at_once
 
