@@ -53,20 +53,20 @@ _TRTLLM_KEYS = {
     "pipeline_depth": "disable_overlap_scheduler",
 }
 """Settings of the other executors, with the key of the TensorRT-LLM section that replaces each."""
-_OWN_PACE = "the engine plans its own steps"
-_OWN_CACHE = "the engine evicts its own blocks; it supports retention but not sessions"
+_PLANS_STEPS = "the engine plans its own steps"
+_EVICTS_BLOCKS = "the engine evicts its own blocks; it supports retention but not sessions"
 _WITHOUT_EFFECT = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
     "threads": "it does not use the CPU",
     "quantization": "it serves checkpoints as they are quantised",
     **dict.fromkeys(
         ("target_itl_ms", "max_prefill_share", "deadline_admission", "min_deadline_chance"),
-        _OWN_PACE,
+        _PLANS_STEPS,
     ),
-    "step_cost": _OWN_PACE,
+    "step_cost": _PLANS_STEPS,
     **dict.fromkeys(
         ("eviction", "max_session_share", "max_tenant_session_share", "max_session_tokens"),
-        _OWN_CACHE,
+        _EVICTS_BLOCKS,
     ),
 }
 _OFFSETS = {"operations_port": OPERATIONS_OFFSET, "metrics_port": METRICS_OFFSET}

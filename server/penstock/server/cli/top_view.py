@@ -143,11 +143,12 @@ def _latency_table(state: TopState, model: "ModelStats", width: int) -> Table:
     for name in ("p50", "p90", "p99"):
         table.add_column(name, justify="right", min_width=8, no_wrap=True)
     table.add_column("", no_wrap=True, overflow="crop")
-    room = max(0, min(60, width - 66))
+    max_width = max(0, min(60, width - 66))
     sparklines = {
-        "TTFT": f"step     {short_duration(model.mean_step_s):>8} {sparkline(state.step_s, room)}",
+        "TTFT": f"step     {short_duration(model.mean_step_s):>8}"
+        f" {sparkline(state.step_s, max_width)}",
         "ITL": f"tokens/s {count(model.decode_tokens_per_s):>8}"
-        f" {sparkline(state.tokens_per_s, room)}",
+        f" {sparkline(state.tokens_per_s, max_width)}",
     }
     rows = {"TTFT": model.ttft, "ITL": model.itl, "queue": model.queue, "total": model.e2e}
     for name, values in rows.items():

@@ -53,7 +53,8 @@ class AdmissionEstimate:
     `board` is the engine's status board, in which it publishes its queue; without a board every
     request is accepted. `num_fronts` is the number of fronts that share the engine. When the queue
     has space for few more requests, each front uses only its share of the space; otherwise all
-    fronts would submit a request for the same place, and the engine would reject all but one.
+    fronts would submit a request for the last free place, and the engine would reject all but
+    one.
     `waiting` has the live requests of this front. `weight_of` returns the weight of a tenant.
     """
 

@@ -168,7 +168,8 @@ class StreamHead:
         self.is_due = True
 
     def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Send the acceptance after a delay, or earlier when the engine's first event arrives."""
+        """Send the acceptance after `delay_s` seconds and wake the writer, unless `accept` sends it
+        earlier or `stop_waiting` cancels it."""
 
         def accept() -> None:
             self.accept()

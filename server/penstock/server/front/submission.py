@@ -94,30 +94,31 @@ def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits
         raise invalid_field(generation.prompt_path, "has no tokens")
     requested = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
-    room = max_total - num_prompt_tokens
+    space = max_total - num_prompt_tokens
     # If no output token fits after the prompt, the prompt is too long; otherwise max_tokens is too
     # large.
-    if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
+    if space < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
         raise prompt_too_long(generation.prompt_path, num_prompt_tokens, limits)
-    if requested is not None and requested > room:
+    if requested is not None and requested > space:
         raise invalid_field(
             "stopping.max_tokens",
-            f"must be at most {room} after a prompt of {num_prompt_tokens} tokens, not {requested}",
+            f"must be at most {space} after a prompt of {num_prompt_tokens} tokens,"
+            f" not {requested}",
             ErrorReason.PROMPT_TOO_LONG,
             num_prompt_tokens=str(num_prompt_tokens),
             max_total_tokens=str(limits.max_total_tokens),
         )
-    room = limits.max_total_tokens - num_prompt_tokens
-    if room < 1 or (requested is not None and requested > room):
+    space = limits.max_total_tokens - num_prompt_tokens
+    if space < 1 or (requested is not None and requested > space):
         needed = limits.num_blocks_for(num_prompt_tokens + (requested or 1))
         raise invalid_field(
-            generation.prompt_path if room < 1 else "stopping.max_tokens",
+            generation.prompt_path if space < 1 else "stopping.max_tokens",
             f"would not fit the KV cache of {limits.num_blocks} blocks even if it were alone",
             ErrorReason.EXCEEDS_KV_CACHE,
             num_blocks_needed=str(needed),
             num_blocks=str(limits.num_blocks),
         )
-    max_tokens = requested if requested is not None else min(limits.default_max_tokens, room)
+    max_tokens = requested if requested is not None else min(limits.default_max_tokens, space)
     if generation.stopping.min_tokens > max_tokens:
         raise invalid_field("stopping.min_tokens", f"must be at most max_tokens, {max_tokens}")
     return max_tokens

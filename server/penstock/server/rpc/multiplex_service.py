@@ -205,9 +205,9 @@ class MultiplexService:
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
-        take_turn = functools.partial(self._large_messages.acquire, tenant or context.peer())
+        acquire_permit = functools.partial(self._large_messages.acquire, tenant or context.peer())
         max_arrival_s = front.config.transport.max_arrival_s
-        reader = _Reader(context.read, take_turn, table, ready, writer, max_arrival_s)
+        reader = _Reader(context.read, acquire_permit, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)
         timeout_s = call_timeout_s(context)
         outcome = OK
@@ -218,8 +218,8 @@ class MultiplexService:
             await writer.run()
         except RequestError as error:
             outcome = outcome_of(error.failure)
-            if reader.bug is not None:
-                raise reader.bug from None
+            if reader.internal_error is not None:
+                raise reader.internal_error from None
             raise
         except BaseException as error:
             is_disconnect = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
@@ -234,26 +234,28 @@ class MultiplexService:
 
 
 class _Reader:
-    """Runs the task that reads commands. If the task fails, closes the writer with the error; `bug`
-    is the exception of an internal error."""
+    """Runs the task that reads commands. If the task fails, closes the writer with the error.
+
+    `internal_error` is the exception if the task failed with anything but a RequestError.
+    """
 
     def __init__(
         self,
         read: Callable[[], Awaitable[Any]],
-        take_turn: Callable[[], Awaitable[None]],
+        acquire_permit: Callable[[], Awaitable[None]],
         table: MultiplexTable,
         ready: SharedWriter[MultiplexedRequest],
         writer: MultiplexWriter,
         max_arrival_s: float,
     ) -> None:
         self._read = read
-        self._take_turn = take_turn
+        self._acquire_permit = acquire_permit
         self._max_arrival_s = max_arrival_s
         self._table = table
         self._ready = ready
         self._writer = writer
         self._task: asyncio.Task[None] | None = None
-        self.bug: BaseException | None = None
+        self.internal_error: BaseException | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="multiplex commands")
@@ -267,7 +269,7 @@ class _Reader:
         data = await self._first()
         while data is not grpc.aio.EOF:
             if len(data) >= LARGE_BYTES:
-                await self._take_turn()
+                await self._acquire_permit()
             apply_command(*parse_request(pb.MultiplexRequest, data), self._table)
             await self._table.wait_for_unsent_rejections()
             data = await self._read()
@@ -292,7 +294,7 @@ class _Reader:
         elif isinstance(error, RequestError):
             self._ready.abort(error.failure)
         else:
-            self.bug = error
+            self.internal_error = error
             self._ready.abort(INTERNAL)
 
 

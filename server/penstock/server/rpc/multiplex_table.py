@@ -254,7 +254,7 @@ class MultiplexTable:
             request.give_credit(num_tokens)
 
     async def wait_for_unsent_rejections(self) -> None:
-        """Wait while the errors of MAX_UNSENT_REJECTIONS or more rejected requests are unsent."""
+        """Wait until fewer than MAX_UNSENT_REJECTIONS rejected requests have unsent errors."""
         await self._may_read.wait()
 
     def end(self, request: MultiplexedRequest) -> None:

@@ -49,8 +49,8 @@ MIN_INTERVAL_S, DEFAULT_INTERVAL_S, MAX_INTERVAL_S = 0.1, 1.0, 3600.0
 DEFAULT_PAGE_SIZE = 100
 MAX_CHUNK_BYTES: Final = 256 << 10
 MAX_FLIGHT_CONVERSIONS: Final = 2
-"""Maximum number of flight records created at the same time, because each needs a core and much
-memory."""
+"""Maximum number of flight records that are fetched and converted at the same time, because each
+needs a core and much memory."""
 MAX_FLIGHT_READERS: Final = 8
 """Maximum number of flight records sent at the same time, because each stays in memory until it is
 read."""
@@ -223,7 +223,7 @@ class OperationsMethods:
             raise request_error(ErrorReason.NOT_POSSIBLE_NOW, why)
         self._num_flight_readers += 1
         try:
-            # No slot is occupied while a reader reads, because a slow reader must not block others.
+            # Released before the record is sent, because a slow reader must not block others.
             async with self._flight_conversions:
                 responses = await self._flight_responses(request.format, max_steps)
             await _write_in_time(context, responses)

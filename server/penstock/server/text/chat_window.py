@@ -28,8 +28,9 @@ from penstock.server.text.tokenizer_pool import Steps
 
 _LEADING_ROLES: Final = frozenset({"system", "developer"})
 _KEPT_SHARE: Final = 0.5
-"""The part of the window, after the leading messages, that a cut keeps. About half of the window is
-computed again after each cut, so each token is computed about twice over a chat of any length."""
+"""The share of the window, without the leading messages, that a cut keeps. About half of the window
+is computed again after each cut, so each token is computed about twice over a chat of any
+length."""
 _WINDOW_SHARES: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
 _USUAL_MESSAGE_TOKENS: Final = 8
 """Number of tokens that a template adds per message, if it rejects the chat for the measurement."""
@@ -122,9 +123,9 @@ def first_kept(sums: Sequence[int], may_start: Sequence[bool], max_tokens: int) 
 
     `sums` [n + 1] has at index i the number of tokens of the first i messages. `may_start` [n] is
     True for the messages with which the kept part may start. When the kept part has more than
-    `max_tokens` tokens, it is cut to at most `_KEPT_SHARE` of them, or to the latest possible
-    start. Linear in n: no start is checked twice, because a start that is too early at some length
-    is too early at any greater length.
+    `max_tokens` tokens, it is cut to at most `_KEPT_SHARE` of `max_tokens`, or to the latest
+    possible start. Linear in n: no start is checked twice, because a start that is too early at
+    some length is too early at any greater length.
     """
     starts = [index for index, may in enumerate(may_start) if may and index]
     start = num_passed = 0

@@ -78,7 +78,8 @@ class TextAccount:
 class Tokenizer:
     """The tokenizer of one model in one process.
 
-    The `_async` methods must be called on an event loop, the others on any thread.
+    The `_async` methods and `close` must be called on the event loop; the others may be called on
+    any thread.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Tokenizer:
         return self._bound.min_num_tokens(num_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError if the text
-        would become a control token."""
+        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError if a control
+        token in the text cannot be encoded as ordinary text."""
         steps = self._encode(text, add_special_tokens=add_special_tokens, account=TextAccount())
         return run_at_once(steps)
 
