@@ -19,7 +19,7 @@ from support.torch_differential import (
     FEATURE_SETS,
     NUM_SLOTS,
     FeatureSet,
-    check_features,
+    check_feature_set,
     mixed_specs,
     run_mixed,
 )
@@ -54,9 +54,9 @@ def make_executor(path: Path, num_blocks: int = AMPLE_BLOCKS, dtype: str = "auto
     )
 
 
-@pytest.mark.parametrize("features", FEATURE_SETS, ids=str)
-def test_cuda_equals_a_full_forward(features: FeatureSet, folder: Path, naive: NaiveModel) -> None:
-    check_features(features, lambda blocks: make_executor(folder, blocks), naive)
+@pytest.mark.parametrize("way", FEATURE_SETS, ids=str)
+def test_cuda_equals_a_full_forward(way: FeatureSet, folder: Path, naive: NaiveModel) -> None:
+    check_feature_set(way, lambda blocks: make_executor(folder, blocks), naive)
 
 
 def test_a_seed_gives_the_same_tokens_in_any_batch_on_cuda(folder: Path) -> None:

@@ -81,20 +81,17 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
     raise AssertionError("the engine does not come to rest")
 
 
-def check_features(
-    features: FeatureSet, make: Callable[[int], Executor], naive: NaiveModel
-) -> None:
+def check_feature_set(way: FeatureSet, make: Callable[[int], Executor], naive: NaiveModel) -> None:
     """Check that the greedy outputs equal those of naive forwards, and that preemption and prefix
-    caching were used only if `features` has them. `make`: creates an executor with a number of
-    blocks.
+    caching were used only if `way` has them. `make`: creates an executor with a number of blocks.
     """
-    specs = mixed_specs(hashed=features.prefix)
-    executor = make(SCARCE_BLOCKS if features.preempt else AMPLE_BLOCKS)
-    reported = run_mixed(executor, specs, budget=24 if features.chunked else 2048)
+    specs = mixed_specs(hashed=way.prefix)
+    executor = make(SCARCE_BLOCKS if way.preempt else AMPLE_BLOCKS)
+    reported = run_mixed(executor, specs, budget=24 if way.chunked else 2048)
     changes = [change for events in reported for change in events.changes]
-    assert any(isinstance(change, Preempted) for change in changes) == features.preempt
+    assert any(isinstance(change, Preempted) for change in changes) == way.preempt
     first_cached = [c.num_cached_tokens for c in changes if isinstance(c, Admitted)]
-    assert any(first_cached) == features.prefix
+    assert any(first_cached) == way.prefix
     assert all(isinstance(end, Completed) for end in ends(reported).values())
     reported_tokens = outputs(reported)
     assert len({token for tokens in reported_tokens.values() for token in tokens}) > 50

@@ -16,7 +16,7 @@ from support.torch_differential import (
     FEATURE_SETS,
     NUM_SLOTS,
     FeatureSet,
-    check_features,
+    check_feature_set,
     mixed_specs,
     run_mixed,
 )
@@ -24,9 +24,9 @@ from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
 from unit.executor.torch_paths import PATHS, PathName, build_by
 
 # Pairs of features, too, in the nightly tests.
-FEATURE_CASES = [
-    pytest.param(features, marks=pytest.mark.nightly) if str(features).count("+") == 1 else features
-    for features in FEATURE_SETS
+WAYS = [
+    pytest.param(way, marks=pytest.mark.nightly) if str(way).count("+") == 1 else way
+    for way in FEATURE_SETS
 ]
 FUSED = ("llama_tied_no_groups", "qwen2", "qwen3", "mistral_window")
 Folder = Callable[[str], Path]
@@ -64,37 +64,33 @@ def make_executor(
     )
 
 
-@pytest.mark.parametrize("features", FEATURE_CASES, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("by", PATHS)
 def test_llama_equals_a_full_forward(
-    by: PathName, features: FeatureSet, folder: Folder, naive: Callable[[str], NaiveModel]
+    by: PathName, way: FeatureSet, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    check_features(
-        features, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama")
+    check_feature_set(
+        way, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama")
     )
 
 
 @pytest.mark.parametrize(
-    "features",
-    [pytest.param(FEATURE_SETS[0], marks=pytest.mark.nightly), FEATURE_SETS[-1]],
-    ids=str,
+    "way", [pytest.param(FEATURE_SETS[0], marks=pytest.mark.nightly), FEATURE_SETS[-1]], ids=str
 )
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "llama"])
 def test_architecture_equals_a_full_forward(
-    name: str, features: FeatureSet, folder: Folder, naive: Callable[[str], NaiveModel]
+    name: str, way: FeatureSet, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    check_features(features, lambda blocks: make_executor(folder(name), blocks), naive(name))
+    check_feature_set(way, lambda blocks: make_executor(folder(name), blocks), naive(name))
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_architecture_by_the_fused_path_equals_a_full_forward(
     name: str, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    features = FEATURE_SETS[-1]
+    way = FEATURE_SETS[-1]
 
-    check_features(
-        features, lambda blocks: make_executor(folder(name), blocks, "fused"), naive(name)
-    )
+    check_feature_set(way, lambda blocks: make_executor(folder(name), blocks, "fused"), naive(name))
 
 
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
