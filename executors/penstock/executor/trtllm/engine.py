@@ -125,10 +125,10 @@ class EngineHandle:
         limits = probe_limits(
             self._llm, mapping, self._first_stats, poller.on_submit, self._watch.limits_timeout_s
         )
-        stats = await _unless_broken(limits, self._tasks)
+        stats = await _await_unless_failed(limits, self._tasks)
         for adapter in config.trtllm.lora_config.adapters:
             trial = try_adapter(self._llm, mapping, adapter.name, self._watch.limits_timeout_s)
-            await _unless_broken(trial, self._tasks)
+            await _await_unless_failed(trial, self._tasks)
         self._is_probing = False
         self.info = engine_info(config.trtllm, folder, package, stats)
 
@@ -204,7 +204,7 @@ async def _build_within(build: Callable[[], Llm], timeout_s: float) -> Llm:
         logger.info("the engine is being built for %.0f s", time.monotonic() - began_s)
 
 
-async def _unless_broken(
+async def _await_unless_failed(
     wanted: Coroutine[Any, Any, T], tasks: Sequence["asyncio.Task[None]"]
 ) -> T:
     """Await `wanted` and return its result; if one of `tasks` fails first, cancel `wanted` and
