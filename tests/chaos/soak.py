@@ -57,10 +57,12 @@ DEATHS = {Fault.ENGINE_KILL: 1, Fault.ENGINE_HANG: 1, Fault.DEADLY_PROMPT: 2}
 second crash.
 """
 MAX_DEATHS, DEATH_WINDOW_S = 4, 65.0
-"""With one more in this time the service gives up, as it should."""
+"""Maximum number of engine deaths in a window of this many seconds; after one more, the service
+exits, as specified.
+"""
 PROBATION_S = 15.0
-"""How long the requests of an engine that failed by itself run one by one. An engine that is killed
-in this time would be attributed to the request on probation.
+"""Seconds during which the requests of an engine that failed by itself run one by one. If an engine
+is killed in this time, its death is attributed to the request that runs.
 """
 _OWN_FAULTS = (Fault.DEADLY_PROMPT, Fault.ENGINE_HANG)
 _FIRST_FAULT_S = 3.0
@@ -77,7 +79,7 @@ MAX_ERROR_RATE = 0.01
 MAX_ERROR_RATE_IN_A_MINUTE = 0.10
 MAX_RECOVERY_S = 30.0
 WARM_UP_S = 60.0
-# grpc.aio keeps some memory per cancelled stream, and caches fill once.
+# grpc.aio keeps some memory per cancelled stream, and caches grow until they are full.
 MAX_BYTES_PER_CANCEL = 250
 MAX_BYTES_ONCE = 24 << 20
 FULL = replace(

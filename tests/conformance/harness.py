@@ -34,7 +34,7 @@ IDLE_S = 60.0
 EVIDENCE_S = 60.0
 _TICK_S = 0.1
 _LAG_TICKS = 15
-"""The counters of the engine are up to a second old."""
+"""Number of statistics after which the engine's counters are current; they are up to 1 s old."""
 
 SERVICE = (
     *simulated(),
@@ -134,7 +134,7 @@ class Harness:
             Client(service.address, retry=NO_RETRY) as client,
         ):
             try:
-                # The snapshots lag behind by a second; they are the clock of a closer look.
+                # The statistics are up to 1 s old; they only determine when `_why_busy` looks.
                 async with contextlib.aclosing(_ticks(operations)) as ticks:
                     async for _ in ticks:
                         why = await _why_busy(operations, client)

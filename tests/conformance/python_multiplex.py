@@ -56,7 +56,7 @@ async def _texts_and_an_error(talk: Talk) -> None:
             raise NotHeld("temperature -1 was answered")
         for checked in streams:
             await checked.until_end()
-        # The queue has four places, and is looked at once in a step.
+        # The queue has four places, and is emptied at most once per step.
         for first in range(0, NUM_TEXTS, _NUM_AT_ONCE):
             some = slice(first, first + _NUM_AT_ONCE)
             all_once = await asyncio.gather(

@@ -19,7 +19,7 @@ NUM_SLOTS = 5
 AMPLE_BLOCKS = 160
 """Enough blocks that no request is preempted."""
 SCARCE_BLOCKS = 26
-"""The longest request fits alone; five of them do not."""
+"""Enough blocks for the longest request alone, but not for five such requests."""
 _LENGTHS = (1, 40, 300, 2, 15, 16, 17, 33, 90, 64, 150, 48)
 _SHARED = 48
 """Tokens that all longer prompts share at the start: three full blocks."""
