@@ -188,11 +188,11 @@ class SimulatedExecutor:
         is_usual = not (
             self._special_slots or self._failures or self._raising or self._shadow is not None
         )
-        if is_usual and self._script.is_over:
+        if is_usual and self._script.is_exhausted:
             return [], self._plain_result(batch)
         faults: list[Fault] = []
         counts = np.ones(self._info.max_num_seqs, dtype=np.int32)
-        if not self._script.is_over:
+        if not self._script.is_exhausted:
             indices = _ends(batch, slots) - batch.arrays.num_prompt[slots]
             faults, of_rows = self._script.fire(self._num_launched, slots, indices)
             for row, row_faults in of_rows.items():

@@ -25,7 +25,7 @@ class FaultScript:
         self._trigger_ids_by_slot: dict[int, frozenset[int]] = {}
 
     @property
-    def is_over(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True when no fault can fire any longer."""
         return not any(self._times_left)
 

@@ -71,11 +71,11 @@ class EngineHandle:
     streams: Streams
     _checker: CheckProcesses | None = None
 
-    def carry_out(
+    def abort_and_submit(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
         """Schedule on the loop the aborts and then the submissions; do not wait for them."""
-        self._thread.post(self.streams.carry_out, aborts, submits)
+        self._thread.post(self.streams.abort_and_submit, aborts, submits)
 
     def close(self) -> None:
         """Abort all requests and shut the engine down; takes at most `watch.shutdown_timeout_s`
@@ -102,7 +102,7 @@ class EngineHandle:
         """
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._poller = poller = StatsPoller(
-            self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
+            self._llm, self._on_stats, lambda: self._is_probing or len(self.streams) > 0
         )
         if config.trtllm.guided_decoding_backend is not None:
             self._checker = installed_checker()
@@ -155,8 +155,8 @@ class EngineHandle:
             if not is_healthy(self._llm):
                 raise ExecutorDied("the engine reports that it is not healthy")
 
-    def _note(self, stats: EngineStats) -> None:
-        self._responses.note(stats, asyncio.get_running_loop())
+    def _on_stats(self, stats: EngineStats) -> None:
+        self._responses.put_stats(stats, asyncio.get_running_loop())
         if not self._first_stats.done():
             self._first_stats.set_result(stats)
 

@@ -176,7 +176,7 @@ class TrtllmExecutor:
         """
         submitted = self._submitted.pop(slot)
         submitted.slot = -1
-        self._watchdog.forget(submitted, self._clock())
+        self._watchdog.remove(submitted, self._clock())
         return submitted if self._blocks.release(submitted) else None
 
     def _log_account(self, now_s: float) -> None:
@@ -190,8 +190,8 @@ class TrtllmExecutor:
     def _send_to_engine(self, aborts: list[SubmittedRequest]) -> None:
         submits = list(self._blocks.next_submissions())
         if aborts or submits:
-            self._watchdog.watch(submits, self._clock())
-            self._engine.carry_out(aborts, submits)
+            self._watchdog.expect(submits, self._clock())
+            self._engine.abort_and_submit(aborts, submits)
 
     def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()

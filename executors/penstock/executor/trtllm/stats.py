@@ -65,16 +65,16 @@ def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
 class StatsPoller:
     """Reads the engine's statistics on the event loop; an engine must have only one reader.
 
-    `note` is called with the statistics of every iteration that has those of the KV cache.
+    `on_stats` is called with the statistics of every iteration that has those of the KV cache.
     `is_busy` returns whether requests are inside the engine; without requests, the engine runs no
     iterations.
     """
 
     def __init__(
-        self, llm: Llm, note: Callable[[EngineStats], None], is_busy: Callable[[], bool]
+        self, llm: Llm, on_stats: Callable[[EngineStats], None], is_busy: Callable[[], bool]
     ) -> None:
         self._llm = llm
-        self._note = note
+        self._on_stats = on_stats
         self._is_busy = is_busy
         self._submitted = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -148,7 +148,7 @@ class StatsPoller:
     def _forward(self, raw: Mapping[str, Any] | str) -> None:
         stats = read_stats(raw)
         if stats is not None:
-            self._note(stats)
+            self._on_stats(stats)
 
 
 def _is_fetched(llm: Llm) -> bool:

@@ -85,7 +85,7 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def carry_out(
+    def abort_and_submit(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
         """Abort and then submit requests; aborts come first, since they free resources. An
@@ -201,7 +201,7 @@ class Streams:
         try:
             last = await self._read(stream)
         except asyncio.CancelledError:
-            last = Response(submitted, is_last=True, failure="given up", is_own=True)
+            last = Response(submitted, is_last=True, failure="given up", is_synthetic=True)
         except self.request_error as error:
             last = self._failed(stream, str(error))
         except Exception as error:
@@ -294,7 +294,7 @@ def _rejected(
         failure=failure,
         is_rejected=is_rejected,
         is_constraint_error=is_constraint_error,
-        is_own=True,
+        is_synthetic=True,
     )
 
 

@@ -27,7 +27,7 @@ _PART = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectionInput:
-    """The input of a projection: `values` [rows, n]; `scales` float32 [rows] if in fp8, else None."""
+    """The input of a projection: `values` [rows, n]; `scales` float32 [rows] in fp8, else None."""
 
     values: Tensor
     scales: Tensor | None = None
