@@ -365,5 +365,5 @@ async def test_the_call_that_submitted_a_request_has_its_record(service: Stepped
     reported = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
     await service.end_of(service.stub.Resume(rest_after(reported)))
     await service.until(lambda: not service.server.num_active_calls)
-    service.front.accounts.settle()
+    service.front.accounts.flush()
     assert [(one.request_id, one.code) for one in log.records] == [("whole", 0), ("r", 1)]

@@ -96,8 +96,8 @@ async def test_a_record_does_not_wait_for_long() -> None:
     assert site.log.records == []
     site.accounts.sweep(6.5 + MAX_WAIT_S)
     assert [record.request_id for record in site.log.records] == ["r-1"]
-    site.accounts.settle()
-    site.accounts.settle()
+    site.accounts.flush()
+    site.accounts.flush()
     assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
 
 

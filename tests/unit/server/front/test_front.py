@@ -158,7 +158,7 @@ async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: Mo
     front, port = make_front(text)
 
     def newest() -> Queued | None:
-        return front.newest_place
+        return front.newest_queue_position
 
     request = await front.open(GENERATION, NOW)
     first, _ = await port.next_submission()
@@ -248,7 +248,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
     site.now_s += 2.0
     end(more[3])
     await opened("quiet")
-    assert [request.stream.is_cut for request in (*more, *fewer, running)] == [
+    assert [request.stream.is_aborted for request in (*more, *fewer, running)] == [
         *(True, True, True, False),
         *(False, False, False, False),
     ]

@@ -127,7 +127,7 @@ async def test_if_no_engine_will_start_no_request_waits(text: ModelText) -> None
     site = Site(text)
     request, _ = await site.open(generation())
     site.port.go_down()
-    site.front.on_given_up()
+    site.front.on_no_further_engine()
     assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
     with rejected(ErrorReason.ENGINE_DOWN):
         await site.front.open(generation(request_id="new"), CallTimes(arrival_s=site.now_s))

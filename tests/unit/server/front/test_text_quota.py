@@ -69,7 +69,7 @@ def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:
     clock = FakeClock()
     accounts = quotas(clock, max_tokens_per_minute=600)
     assert charged(accounts, 10) is None
-    accounts.settle("t", 1190)
+    accounts.charge_more("t", 1190)
     assert charged(accounts, 1) == pytest.approx(60.1)
     clock.now_s += 61.0
     assert charged(accounts, 1) is None
@@ -248,13 +248,13 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     assert num_tokens > text.tokenizer.min_num_tokens(len(words))
     prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
     settled = asyncio.Event()
-    settle = prompts.quotas.settle
+    charge_more = prompts.quotas.charge_more
 
     def noted(tenant: str, num_more: int) -> None:
-        settle(tenant, num_more)
+        charge_more(tenant, num_more)
         settled.set()
 
-    monkeypatch.setattr(prompts.quotas, "settle", noted)
+    monkeypatch.setattr(prompts.quotas, "charge_more", noted)
     controls: Any = text.tokenizer._controls
     held = HeldTokenizer(controls._tokenizer)
     monkeypatch.setattr(controls, "_tokenizer", held)

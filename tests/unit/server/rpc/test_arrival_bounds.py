@@ -15,7 +15,7 @@ from penstock.server.rpc import reflection
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
-from penstock.server.rpc.read_limiter import MAX_OPEN_READINGS, RequestReadLimiter
+from penstock.server.rpc.read_limiter import MAX_UNAUTHENTICATED_READS, RequestReadLimiter
 from support.patience import PATIENCE_S
 
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
@@ -81,7 +81,7 @@ class Played:
         large_messages: LargeMessageQueue | None = None,
     ) -> None:
         self._harness = _FakeServer()
-        timely = RequestReadLimiter(
+        limiter = RequestReadLimiter(
             cast(Any, self._harness),
             AccessControl(),
             max_arrival_s=max_arrival_s,
@@ -90,8 +90,8 @@ class Played:
             large_messages=large_messages,
         )
         health = Health((), max_stall_s=max_stall_s)
-        health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, timely))
-        reflection.add_reflection(timely, ())
+        health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, limiter))
+        reflection.add_reflection(limiter, ())
 
     async def call(self, path: str, wire: Wire) -> None:
         for handler in self._harness.handlers:
@@ -153,7 +153,7 @@ async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
     tasks = [asyncio.create_task(played.call(CHECK, wire)) for wire in wires]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert sum(wire.num_reads for wire in wires) == MAX_OPEN_READINGS
+    assert sum(wire.num_reads for wire in wires) == MAX_UNAUTHENTICATED_READS
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -143,7 +143,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
             None,
         )
         assert set(call.port.cancelled) == {((one,), FinishReason.CANCELLED)}
-        assert call.front.counters.num_cut_readers == 1
+        assert call.front.counters.num_disconnected_readers == 1
         call.port.finish(two)
         await call.settle()
         assert call.wire.text(2) == "aaaaa"

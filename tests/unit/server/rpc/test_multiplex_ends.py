@@ -154,15 +154,15 @@ async def test_a_reader_that_stalls_is_cut_with_all_its_requests(
         call.port.send(keys[0], [call.token("a")])
         await call.settle()
         now_s += 5.0
-        call.front.cut_stalled()
-        assert call.front.counters.num_cut_readers == 0, "not stalled long enough"
+        call.front.disconnect_stalled()
+        assert call.front.counters.num_disconnected_readers == 0, "not stalled long enough"
         now_s += 0.1
-        call.front.cut_stalled()
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
+        call.front.disconnect_stalled()
         error = await rejection_of(call.task)
         assert error.reason is ErrorReason.READER_STALLED
         assert call.port.cancelled == [(keys, FinishReason.CANCELLED)]
-        assert call.front.counters.num_cut_readers == 1
+        assert call.front.counters.num_disconnected_readers == 1
         assert "blocked for 5.1 s" in caplog.text
 
 
@@ -180,19 +180,19 @@ async def test_a_request_whose_end_gets_no_credit_is_closed(text: ModelText) -> 
         call.wire.half_close()
         await call.settle()
         now_s += 4.0
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
         await call.settle()
         assert call.wire.kinds(1)[-1] == "READER_STALLED"
         assert call.wire.kinds(2)[-1] == "tokens", "it moved meanwhile"
         now_s += 1.1
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
         await call.settle()
         assert call.wire.kinds(2)[-1] == "READER_STALLED"
         assert call.wire.kinds(3) == ["accepted"], "one that generates is bounded by its backlog"
         call.port.fail(three, FailureReason.DEADLINE_EXCEEDED)
         await call.settle()
         now_s += 5.1
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
         await call.task
         assert call.wire.kinds(3) == ["accepted", "READER_STALLED"]
 
@@ -207,7 +207,7 @@ async def test_credit_in_time_saves_an_end(text: ModelText) -> None:
         await call.settle()
         for _ in range(3):
             now_s += 4.0
-            call.front.cut_stalled()
+            call.front.disconnect_stalled()
             call.wire.send(credit(1, 1))
             await call.settle()
         assert call.wire.text(1) == "aaa"
