@@ -32,7 +32,7 @@ from penstock.client.sync_batch import read_batch
 from penstock.client.sync_multiplex import SyncMultiplexer
 from penstock.client.without_loop import iterate, run
 
-_STATE_TIMEOUT_S = 1.0
+_STATE_PATIENCE_S = 1.0
 
 
 class _Client(Protocol):
@@ -67,8 +67,8 @@ class BlockingAdapter(Generic[AsyncT_co]):
         run(self._asynchronous.close())
 
 
-def _async_client_of(adapter: BlockingAdapter[AsyncT]) -> AsyncT:
-    return adapter._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+def _async_client(blocking_client: BlockingAdapter[AsyncT]) -> AsyncT:
+    return blocking_client._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def blocking_method(
@@ -77,9 +77,9 @@ def blocking_method(
     """Return a blocking method that runs a coroutine method to its end and returns its result."""
 
     def call(
-        adapter: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+        blocking_client: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
-        return run(method(_async_client_of(adapter), *args, **options))
+        return run(method(_async_client(blocking_client), *args, **options))
 
     _copy_signature(call, method, inspect.signature(method))
     return call
@@ -92,9 +92,9 @@ def blocking_generator(
     the next item."""
 
     def call(
-        adapter: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+        blocking_client: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> Generator[ResultT, None, None]:
-        return iterate(method(_async_client_of(adapter), *args, **options))
+        return iterate(method(_async_client(blocking_client), *args, **options))
 
     signature = inspect.signature(method)
     item, _ = get_args(signature.return_annotation)
@@ -149,14 +149,14 @@ class _Channel:
 
     def get_state(self) -> grpc.ChannelConnectivity | None:
         """Return the state of the connection; None if gRPC does not report it within
-        `_STATE_TIMEOUT_S` seconds.
+        `_STATE_PATIENCE_S` seconds.
 
         gRPC reports the state only to subscribers, beginning with the current state.
         """
         states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         self.channel.subscribe(states.put)
         try:
-            return states.get(timeout=_STATE_TIMEOUT_S)
+            return states.get(timeout=_STATE_PATIENCE_S)
         except queue.Empty:
             return None
         finally:
