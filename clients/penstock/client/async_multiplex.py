@@ -13,15 +13,15 @@ import grpc
 
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
-from penstock.client.errors import PenstockError
-from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
-from penstock.client.own_failures import (
+from penstock.client.client_failures import (
     client_closed,
     deadline_passed,
     multiplex_broken,
     multiplex_ended,
     multiplex_error,
 )
+from penstock.client.errors import PenstockError
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.status import error_from_call
 from penstock.client.without_loop import run_in_one_step
 
@@ -30,8 +30,8 @@ _STATUS_TIMEOUT_S = 5.0
 
 
 class AsyncMultiplexStream:
-    """The response messages of one request on a Multiplex call, with the interface of a separate
-    call."""
+    """The response messages of one request on a Multiplex call, with the interface of a
+    Generate call."""
 
     def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
         self._call = call

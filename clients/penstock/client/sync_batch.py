@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import closing
 
 from penstock.client.batch import MAX_HELD_ITEMS, BatchFailed, BatchItem, BatchRequest
+from penstock.client.client_failures import request_cancelled
 from penstock.client.errors import PenstockError
-from penstock.client.own_failures import request_cancelled
 from penstock.client.runtime import StartStream, Stream
 from penstock.client.without_loop import iterate
 

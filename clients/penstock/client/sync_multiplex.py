@@ -14,20 +14,20 @@ import grpc
 
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
-from penstock.client.errors import PenstockError
-from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
-from penstock.client.own_failures import (
+from penstock.client.client_failures import (
     client_closed,
     deadline_passed,
     multiplex_ended,
     multiplex_error,
 )
+from penstock.client.errors import PenstockError
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.status import error_from_call
 
 
 class SyncMultiplexStream:
-    """The response messages of one request on a Multiplex call, with the interface of a separate
-    call."""
+    """The response messages of one request on a Multiplex call, with the interface of a
+    Generate call."""
 
     def __init__(
         self,
