@@ -170,7 +170,9 @@ SABOTAGES = [
     Sabotage("output is the reference", Transitions, "preempt", losing_a_token),
     Sabotage("queued once", Engine, "submit_at", queued_twice),
     Sabotage("queued at all", Engine, "submit_at", never_queued),
-    Sabotage("a rejection reports what is likely", DeadlinePredictor, "_late", without_estimate),
+    Sabotage(
+        "a rejection reports what is likely", DeadlinePredictor, "_late_rejection", without_estimate
+    ),
     # Time.
     Sabotage("who is late ends", WaitingQueue, "due", always([])),
     Sabotage("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),
@@ -185,7 +187,7 @@ SABOTAGES = [
     Sabotage("lowest class is thrown out", VictimSelection, "choose_victim", highest),
     Sabotage("nobody new after a preemption", Planner, "_preempt", unowned),
     Sabotage("who is in stays in", AdmissionBlocks, "num_tokens", stingy),
-    Sabotage("passing is bounded", BatchAdmission, "_may_be_passed", always(True)),
+    Sabotage("passing is bounded", BatchAdmission, "_may_be_overtaken", always(True)),
     Sabotage("the thrown out come first", FairOrder, "push", as_fresh),
 ]
 
