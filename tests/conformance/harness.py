@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from conformance.evidence import DRIVER_PREFIX, EVIDENCE, Evidence, roots_of
+from conformance.evidence import DRIVER_PREFIX, EVIDENCE, ExpectedSpans, roots_of
 from penstock.client import (
     NO_RETRY,
     Client,
@@ -60,7 +60,7 @@ class Harness:
         self._collector = Receiver()
         self._engine_pid = 0
         self._evidence_s = evidence_s
-        self._evidence = Evidence(trails=())
+        self._evidence = ExpectedSpans(trails=())
         self._num_earlier_spans = 0
         self._num_made_before = 0
 

@@ -100,7 +100,7 @@ class Case:
         return int(np.flatnonzero(cumulated > target)[0])
 
 
-class Seated:
+class AdmittedCases:
     """Cases admitted in one batch, in slots of random order.
 
     `batch` admits all cases and has no rows; `rules` contains their options.

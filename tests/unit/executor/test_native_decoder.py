@@ -26,7 +26,7 @@ from penstock.executor.torch.prepacked_linear import uses_own_bf16
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.batches import batch_of
-from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
+from support.torch_differential import FEATURE_SETS, NUM_SLOTS, check_feature_set
 from support.torch_models import NaiveModel, save_tiny_model
 
 _BLOCK = 16
@@ -86,7 +86,7 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
         assert executor._forward._decoder is not None
         return executor
 
-    check_way(ALL_WAYS[-1], build, NaiveModel(folder, tolerance=ROUNDING))
+    check_feature_set(FEATURE_SETS[-1], build, NaiveModel(folder, tolerance=ROUNDING))
 
 
 @torch.inference_mode()

@@ -17,11 +17,19 @@ from penstock.executor.torch.sampler import Sampled, sample
 from penstock.executor.torch.threshold_search import search_threshold
 from penstock.executor.torch.truncation import Truncation
 from penstock.scheduler.request import SamplingParams
-from unit.executor.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated, splitmix_uniform
+from unit.executor.sampling_cases import (
+    CUTS,
+    EDITS,
+    GREEDY,
+    VOCAB,
+    AdmittedCases,
+    Case,
+    splitmix_uniform,
+)
 
 
 def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> Sampled:
-    seated = Seated(cases)
+    seated = AdmittedCases(cases)
     logits = torch.from_numpy(seated.logits).to(dtype)
     return sample(logits, seated.arrays, seated.slots, seated.positions, seated.rules)
 

@@ -18,7 +18,7 @@ from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateDat
 
 
 class TextInput(msgspec.Struct, frozen=True, kw_only=True):
-    """Plain text to tokenize."""
+    """Plain text to tokenise."""
 
     text: str
     add_special_tokens: bool = True

@@ -14,7 +14,7 @@ from penstock.server.ipc.board import BoardView, LoadState
 from support.fronts import INFO
 
 
-class Show:
+class PublishedLoad:
     """The engine's published load, which the test sets."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Show:
 class Harness:
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.show = Show()
+        self.show = PublishedLoad()
         self.report = LoadReport(cast("BoardView", self.show), lambda: self.now_s)
 
     def speed(self, num_tokens: int, after_s: float, epoch: int = 1) -> float:

@@ -35,7 +35,7 @@ from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, MAX_INLINE_CHAR
 from penstock.server.text.tokenizer_pool import in_one_step
 from support.core import FakeClock
 from support.fronts import INFO, rejected
-from support.replay_site import PROMPT, Site, generation
+from support.replay_harness import PROMPT, ReplayHarness, generation
 
 WORDS = "the gentle rain "
 LIMITS = Limits.from_config(FrontConfig(), INFO)
@@ -76,7 +76,7 @@ def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:
 
 
 def front_of(text: ModelText, **limits: int) -> Front:
-    front = Site(text).front
+    front = ReplayHarness(text).front
     front.prompts.quotas = quotas(FakeClock(), **limits)
     return front
 
@@ -117,7 +117,7 @@ async def test_a_prompt_counts_unless_its_request_is_displaced(
     text: ModelText, wait: Wait | None
 ) -> None:
     """A request that the engine rejects on arrival has no wait, unlike a displaced one."""
-    site = Site(text)
+    site = ReplayHarness(text)
     front = site.front
     front.prompts.quotas = quotas(
         FakeClock(), max_requests_per_minute=1, max_tokens_per_minute=len(PROMPT)
@@ -205,7 +205,7 @@ async def test_token_ids_count_before_they_are_decoded(
 async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     front = site.front
     front.prompts.quotas = quotas(FakeClock(), max_requests_per_minute=1)
     site.port.info = replace(INFO, max_seq_len=4096, num_blocks=1024)

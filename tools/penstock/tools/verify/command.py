@@ -96,7 +96,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "service is a running one (--address) or a new one:\n\n"
         "  penstock verify --serve -- --executor trtllm --model /models/llama\n\n"
         "The JSON report contains versions, limits, outcomes and figures; no prompts except\n"
-        "built-in ones, no host names, no environment variables, and no paths without --with-paths.",
+        "built-in ones, no host names, no environment variables, and no paths without\n"
+        "--with-paths.",
         epilog=_EXIT_CODES,
     )
     parser.fill = _add_options
