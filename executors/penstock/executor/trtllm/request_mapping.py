@@ -61,7 +61,7 @@ class RequestMapping:
         self._vocab_size = vocab_size
         self._features = offered_features(config, package)
         self._sampling_arguments = frozenset(inspect.signature(package.sampling_params).parameters)
-        self._uncached_numbers: Iterator[int] = itertools.count()
+        self._unique_numbers: Iterator[int] = itertools.count()
         _check_arguments(config, package)
         self._adapters: dict[str, LoRARequest] = {
             adapter.name: package.lora_request(
@@ -73,7 +73,7 @@ class RequestMapping:
     def arguments(self, spec: RequestSpec, tokens: NDArray[np.int32]) -> dict[str, Any]:
         """Return the keyword arguments for `generate_async`.
 
-        `tokens` int32 [n]: all known tokens of the request, its prompt and any output from before a
+        `tokens` int32 [n]: all tokens of the request: its prompt and any output from before a
         preemption or a replay. Raises ValueError naming a field that the engine would reject or
         ignore; NotResumable for a constrained request with output.
         """
@@ -129,7 +129,7 @@ class RequestMapping:
             "detokenize": False,
             "add_special_tokens": False,
         }
-        options |= self._drawing(spec)
+        options |= self._sampling_options(spec)
         options |= self._penalties(spec)
         options |= _stops(spec.stop_ids, is_banned=min_tokens > 0)
         if min_tokens:
@@ -143,7 +143,7 @@ class RequestMapping:
         params: SamplingParams = self._package.sampling_params(**options)
         return params
 
-    def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
+    def _sampling_options(self, spec: RequestSpec) -> dict[str, Any]:
         """Return temperature, top-p and top-k, and min-p if it is positive. The first three are
         always set, because the engine decodes greedily without them.
         """
@@ -229,7 +229,7 @@ class RequestMapping:
         """
         if spec.hash_salt:
             return spec.hash_salt.hex()
-        return f"alone-{spec.key}-{next(self._uncached_numbers)}"
+        return f"alone-{spec.key}-{next(self._unique_numbers)}"
 
     def _lora_request(self, name: str) -> LoRARequest:
         if name not in self._adapters:
