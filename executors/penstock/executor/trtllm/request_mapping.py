@@ -115,7 +115,7 @@ class RequestMapping:
         if max_tokens < 1:
             # A request without tokens to generate ended the engine (NVIDIA issue #7692).
             raise ValueError("max_tokens: must leave at least one token to generate")
-        min_tokens = max(0, spec.num_barred_tokens - num_generated)
+        min_tokens = max(0, spec.num_stop_banned_tokens - num_generated)
         if min_tokens:
             self._require(Feature.MIN_TOKENS, "min_tokens")
         options: dict[str, Any] = {
@@ -131,7 +131,7 @@ class RequestMapping:
         }
         options |= self._sampling_options(spec)
         options |= self._penalties(spec)
-        options |= _stops(spec.stop_ids, is_barred=min_tokens > 0)
+        options |= _stops(spec.stop_ids, is_banned=min_tokens > 0)
         if min_tokens:
             options["min_tokens"] = min_tokens
         if spec.sampling.logit_bias:
@@ -280,12 +280,12 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
         )
 
 
-def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
+def _stops(stop_ids: tuple[int, ...], *, is_banned: bool) -> dict[str, Any]:
     """Return the arguments that end the output, by token ids only.
 
     `end_id` is always set, because the engine would otherwise need a tokenizer. It is the last stop
     id, because the front appends a model's end-of-sequence ids to those of the request.
-    If the request has `min_tokens` left (`is_barred`), the engine gets only this id: it does not
+    If the request has `min_tokens` left (`is_banned`), the engine gets only this id: it does not
     stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The scheduler
     also checks every token, and ends the request at any stop id after `min_tokens`.
     """
@@ -296,7 +296,7 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
         # Otherwise the last result lacks tokens that were delivered before.
         "include_stop_str_in_output": True,
     }
-    if len(stop_ids) > 1 and not is_barred:
+    if len(stop_ids) > 1 and not is_banned:
         options["stop_token_ids"] = list(stop_ids[:-1])
     return options
 
