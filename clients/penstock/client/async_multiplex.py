@@ -14,19 +14,19 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
 from penstock.client.errors import PenstockError
-from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
-from penstock.client.own_failures import (
+from penstock.client.local_errors import (
     client_closed,
     deadline_passed,
     multiplex_broken,
     multiplex_ended,
     multiplex_error,
 )
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.status import error_from_call
 from penstock.client.without_loop import run_in_one_step
 
 _CORE_GAVE_UP = "Internal error from Core"
-_STATUS_PATIENCE_S = 5.0
+_STATUS_TIMEOUT_S = 5.0
 
 
 class AsyncMultiplexStream:
@@ -233,13 +233,13 @@ class _Call:
 
         When a write fails, for example because the server has just ended the call, grpc.aio fails
         the call with INTERNAL, although the status from the server has arrived or arrives shortly
-        afterwards. If that status does not arrive within `_STATUS_PATIENCE_S` seconds, the error is
+        afterwards. If that status does not arrive within `_STATUS_TIMEOUT_S` seconds, the error is
         `multiplex_broken()`.
         """
         if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_GAVE_UP:
             return multiplex_error(error_from_call(failed))
         try:
-            async with asyncio.timeout(_STATUS_PATIENCE_S):
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 return multiplex_error(error_from_call(await self._status))
         except TimeoutError:
             return multiplex_broken()

@@ -25,9 +25,9 @@ from penstock.client.connections import Connections
 from penstock.client.decoding import decode_seconds
 from penstock.client.errors import CallCancelled, PenstockError, Unavailable
 from penstock.client.events import Accepted, Event, Finished
+from penstock.client.local_errors import client_closed
 from penstock.client.logical_stream import LogicalStream
 from penstock.client.multiplex import MultiplexConfig
-from penstock.client.own_failures import client_closed
 from penstock.client.pool import is_unanswered
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts
@@ -35,7 +35,7 @@ from penstock.client.runtime import Canceller, Multiplexer, Runtime, Stream
 from penstock.client.status import as_error, error_cause
 from penstock.client.trace_context import TraceContext
 
-_LEAVING_DEADLINE_S = 2.0
+_CANCEL_DEADLINE_S = 2.0
 """Maximum time for the Cancel call when a caller leaves a stream early, in seconds."""
 
 RequestT = TypeVar("RequestT")
@@ -49,7 +49,7 @@ StreamMethod: TypeAlias = (
 )
 
 
-class _Resumed:
+class _ResumeStream:
     """Adapts a Resume call to `Stream`: yields the GenerateResponse in each of its messages."""
 
     def __init__(
@@ -173,7 +173,7 @@ class Calls:
             await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,
                 pb.CancelRequest(request_id=request_id),
-                self.settings.attempts(_LEAVING_DEADLINE_S),
+                self.settings.attempts(_CANCEL_DEADLINE_S),
                 metadata,
             )
 
@@ -308,7 +308,7 @@ class Calls:
         request, timeout_s = logical.next_request(), logical.attempts.timeout_s()
         stub = pb.GenerationServiceStub(channel)
         if isinstance(request, pb.ResumeRequest):
-            return _Resumed(stub.Resume(request, timeout=timeout_s, metadata=metadata))
+            return _ResumeStream(stub.Resume(request, timeout=timeout_s, metadata=metadata))
         if self._multiplex is None:
             return stub.Generate(request, timeout=timeout_s, metadata=metadata)
         multiplexer = self._multiplexer(index, channel, self._multiplex)

@@ -11,11 +11,11 @@ from contextlib import closing
 
 from penstock.client.batch import MAX_HELD_ITEMS, BatchFailed, BatchItem, BatchRequest
 from penstock.client.errors import PenstockError
-from penstock.client.own_failures import request_cancelled
+from penstock.client.local_errors import request_cancelled
 from penstock.client.runtime import StartStream, Stream
 from penstock.client.without_loop import iterate
 
-_WIND_DOWN_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
 """Maximum wait for open streams when a batch is closed early, in seconds.
 
 A stream that waits before its next attempt cannot be interrupted.
@@ -111,7 +111,7 @@ class _Batch:
                 return
             self._num_threads += 1
             self._num_reading += 1
-        threading.Thread(target=self._work, name="penstock-batch", daemon=True).start()
+        threading.Thread(target=self._run_worker, name="penstock-batch", daemon=True).start()
 
     def cancel(self) -> None:
         """Take no more requests and cancel the streams, which ends their threads."""
@@ -123,14 +123,14 @@ class _Batch:
         self.outbox.close()
 
     def wait_until_closed(self) -> None:
-        """Wait until no stream is open, at most `_WIND_DOWN_S` seconds.
+        """Wait until no stream is open, at most `_CLOSE_TIMEOUT_S` seconds.
 
         A thread that waits for the next request of the batch is ignored.
         """
         with self._has_closed_stream:
-            self._has_closed_stream.wait_for(lambda: not self._open, _WIND_DOWN_S)
+            self._has_closed_stream.wait_for(lambda: not self._open, _CLOSE_TIMEOUT_S)
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         try:
             while (taken := self._next_request()) is not None:
                 self.add_thread()

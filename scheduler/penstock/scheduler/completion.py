@@ -317,7 +317,7 @@ class CompletionPredictor:
         spec = request.spec
         if not _is_certain(spec):  # output of known length: no sample
             num_seen = self.lengths.num_seen_of(spec.tenant)
-            request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
+            request.is_new = self.exploration.admit_new(spec.tenant, num_seen, now)
 
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
         """Record that a running request ended after `num_tokens` output tokens; `is_cut`: no stop

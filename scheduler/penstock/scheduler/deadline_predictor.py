@@ -199,7 +199,7 @@ class DeadlinePredictor:
             return deadlines_of(request).earliest_s
         return self._latest_admission_s(request, matched)
 
-    def dropped(self, request: Request, now: float) -> Rejection:
+    def drop_rejection(self, request: Request, now: float) -> Rejection:
         """Return the rejection of a request whose deadline or `latest_admission_s` has passed."""
         deadlines = deadlines_of(request)
         if not self._sizing.has_cost:
@@ -334,7 +334,7 @@ class DeadlinePredictor:
         """
         chance, judge = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
-        request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
+        request.is_trial = is_learned and judge.exploration.admit_unlikely(request.spec.tenant)
         return request.is_trial
 
     def _latest_admission_s(self, request: Request, matched: list[int]) -> float:

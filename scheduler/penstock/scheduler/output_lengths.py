@@ -324,7 +324,7 @@ _MAX_TENANTS = 4096
 @dataclass(slots=True)
 class _ExplorationAllowance:
     """The exploration allowance of one tenant. `num_new`: decayed number of requests admitted while
-    the tenant was new, as of time `at_s`. `num_unlikely`: see `Exploration.takes_unlikely`.
+    the tenant was new, as of time `at_s`. `num_unlikely`: see `Exploration.admit_unlikely`.
     """
 
     num_new: float = 0.0
@@ -349,7 +349,7 @@ class Exploration:
         self._accounts: dict[str, _ExplorationAllowance] = {}
         self._of_all = _ExplorationAllowance()
 
-    def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
+    def admit_new(self, tenant: str, num_seen: int, now: float) -> bool:
         """Return whether to judge a request by its bounds alone because its tenant is new; if so,
         count it. `num_seen`: observed outputs of that tenant.
         """
@@ -362,7 +362,7 @@ class Exploration:
         self._of_all.num_new += 1.0
         return True
 
-    def takes_unlikely(self, tenant: str) -> bool:
+    def admit_unlikely(self, tenant: str) -> bool:
         """Count a request that the learned lengths would reject; return whether to admit it
         nevertheless: True for every `_EVERY`th such request of a tenant.
         """

@@ -161,15 +161,15 @@ def test_outputs_of_a_new_tenant_are_not_predicted_from_another_tenant() -> None
 
 def test_the_allowance_of_a_new_tenant_is_refilled() -> None:
     exploration = Exploration()
-    assert sum(exploration.takes_new("a", 15, 5.0) for _ in range(100)) == 16
-    assert 4 <= sum(exploration.takes_new("a", 15, 25.0) for _ in range(100)) <= 5
-    assert not exploration.takes_new("b", 16, 25.0)
+    assert sum(exploration.admit_new("a", 15, 5.0) for _ in range(100)) == 16
+    assert 4 <= sum(exploration.admit_new("a", 15, 25.0) for _ in range(100)) <= 5
+    assert not exploration.admit_new("b", 16, 25.0)
 
 
 def test_the_number_of_new_tenants_admitted_without_prediction_is_limited() -> None:
     exploration = Exploration()
-    assert sum(exploration.takes_new(str(index), 0, 5.0) for index in range(1000)) == 64
-    assert exploration.takes_new("late", 0, 10.0)
+    assert sum(exploration.admit_new(str(index), 0, 5.0) for index in range(1000)) == 64
+    assert exploration.admit_new("late", 0, 10.0)
 
 
 def test_a_request_of_a_new_tenant_runs_until_its_deadline() -> None:

@@ -71,11 +71,11 @@ class EngineHandle:
     streams: Streams
     _checker: CheckProcesses | None = None
 
-    def carry_out(
+    def execute(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
         """Schedule on the loop the aborts and then the submissions; do not wait for them."""
-        self._thread.post(self.streams.carry_out, aborts, submits)
+        self._thread.post(self.streams.execute, aborts, submits)
 
     def close(self) -> None:
         """Abort all requests and shut the engine down; takes at most `watch.shutdown_timeout_s`

@@ -191,7 +191,7 @@ class TrtllmExecutor:
         submits = list(self._blocks.next_submissions())
         if aborts or submits:
             self._watchdog.watch(submits, self._clock())
-            self._engine.carry_out(aborts, submits)
+            self._engine.execute(aborts, submits)
 
     def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()

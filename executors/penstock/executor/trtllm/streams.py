@@ -85,7 +85,7 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def carry_out(
+    def execute(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
         """Abort and then submit requests; aborts come first, since they free resources. An
