@@ -51,38 +51,39 @@ class _Cancellation:
 
 
 class _Outbox:
-    """Items that were read and not taken yet. Until it is closed, `put` blocks while it is full."""
+    """A bounded queue of items that were read from streams. Until it is closed, `put` blocks while
+    it is full."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
         self._items: deque[BatchItem | BatchFailed | None] = deque()
         self._is_closed = False
         lock = threading.Lock()
-        self._has_room = threading.Condition(lock)
-        self._has_items = threading.Condition(lock)
+        self._not_full = threading.Condition(lock)
+        self._not_empty = threading.Condition(lock)
 
     def put(self, item: BatchItem) -> None:
-        with self._has_room:
-            self._has_room.wait_for(lambda: len(self._items) < self._max_items or self._is_closed)
+        with self._not_full:
+            self._not_full.wait_for(lambda: len(self._items) < self._max_items or self._is_closed)
             self._items.append(item)
-            self._has_items.notify()
+            self._not_empty.notify()
 
     def put_end(self, end: BatchFailed | None) -> None:
         """Add the item that ends the batch: None if all requests have ended. Never blocks."""
-        with self._has_items:
+        with self._not_empty:
             self._items.append(end)
-            self._has_items.notify()
+            self._not_empty.notify()
 
     def get(self) -> BatchItem | BatchFailed | None:
-        with self._has_items:
-            self._has_items.wait_for(lambda: self._items)
-            self._has_room.notify()
+        with self._not_empty:
+            self._not_empty.wait_for(lambda: self._items)
+            self._not_full.notify()
             return self._items.popleft()
 
     def close(self) -> None:
-        with self._has_room:
+        with self._not_full:
             self._is_closed = True
-            self._has_room.notify_all()
+            self._not_full.notify_all()
 
 
 class _Batch:
