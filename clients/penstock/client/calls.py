@@ -21,11 +21,11 @@ from penstock.client.call_settings import (
     require_no_metadata,
     traceparent_of,
 )
-from penstock.client.client_failures import client_closed
 from penstock.client.connections import Connections
 from penstock.client.decoding import decode_seconds
 from penstock.client.errors import CallCancelled, PenstockError, Unavailable
 from penstock.client.events import Accepted, Event, Finished
+from penstock.client.local_errors import client_closed
 from penstock.client.logical_stream import LogicalStream
 from penstock.client.multiplex import MultiplexConfig
 from penstock.client.pool import is_unanswered

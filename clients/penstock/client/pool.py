@@ -12,8 +12,8 @@ from numbers import Integral
 from typing import Generic, TypeVar
 
 from penstock.client.argument_types import require_number
-from penstock.client.client_failures import backlog_full
 from penstock.client.errors import DeadlineExceeded, PenstockError
+from penstock.client.local_errors import backlog_full
 
 _SKIP_S = 1.0
 _MAX_SKIP_S = 30.0

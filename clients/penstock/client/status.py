@@ -14,13 +14,13 @@ from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
 from google.rpc import error_details_pb2, status_pb2
-from penstock.client.client_failures import cancelled_to_unavailable
 from penstock.client.errors import (
     Failure,
     FieldViolation,
     PenstockError,
     error_of,
 )
+from penstock.client.local_errors import cancelled_to_unavailable
 from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -19,8 +19,8 @@ from penstock.client import (
     Usage,
 )
 from penstock.client.batch import BatchResults, batch_width
-from penstock.client.client_failures import client_closed
 from penstock.client.errors import Failure
+from penstock.client.local_errors import client_closed
 
 
 def accepted(request_id: str = "r") -> Accepted:
