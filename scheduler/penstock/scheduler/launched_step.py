@@ -1,9 +1,9 @@
 """A launched step whose result is not collected yet, and the rows that it samples.
 
 Keeps the data of a batch that `Engine.update` needs and that the slot arrays no longer contain:
-which rows sample, at which positions, and which prefill chunks complete their prompts. `SamplingRows` copies values
-from `SlotArrays` that are constant while a request runs. The rows of a decode batch are copied when
-its membership changes and reused in every step.
+which rows sample, at which positions, and which prefill chunks complete their prompts.
+`SamplingRows` copies values from `SlotArrays` that are constant while a request runs. The rows of a
+decode batch are copied when its membership changes and reused in every step.
 """
 
 from collections import deque

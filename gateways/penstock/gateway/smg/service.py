@@ -210,7 +210,7 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """Return the uptime of this front process, and block size and number of slots of the engine.
+        """Return the uptime of this front process, and the engine's block size and number of slots.
         Raises RequestError while requests are rejected."""
         del context
         parse(vllm.GetServerInfoRequest, data)
