@@ -177,7 +177,7 @@ class EngineBoard:
         words[_BANK_SIZES + bank] = len(keys)
         self._bank = (bank + 1) % self._num_banks
 
-    def no_step(self) -> None:
+    def clear_steps(self) -> None:
         """Publish that no step is in flight.
 
         Until this call the last steps stay on the board, because a crash may happen while their

@@ -205,9 +205,9 @@ def split_by_front(
 
 
 def part_of(
-    events: StepEvents, is_mine: Callable[[int], bool], rows: NDArray[np.intp]
+    events: StepEvents, is_selected: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
-    """Return those events of a step whose keys satisfy `is_mine`. `rows` [k] are the indices of
+    """Return those events of a step whose keys satisfy `is_selected`. `rows` [k] are the indices of
     their tokens in `events.keys`."""
     logprobs = events.logprobs
     return replace(
@@ -215,7 +215,7 @@ def part_of(
         keys=events.keys[rows],
         tokens=events.tokens[rows],
         logprobs=None if logprobs is None or not len(rows) else logprobs.take(rows),
-        prompt_logprobs=tuple(entry for entry in events.prompt_logprobs if is_mine(entry[0])),
-        changes=tuple(change for change in events.changes if is_mine(change.key)),
-        ends=tuple(end for end in events.ends if is_mine(end.key)),
+        prompt_logprobs=tuple(entry for entry in events.prompt_logprobs if is_selected(entry[0])),
+        changes=tuple(change for change in events.changes if is_selected(change.key)),
+        ends=tuple(end for end in events.ends if is_selected(end.key)),
     )

@@ -107,7 +107,7 @@ def test_the_requests_of_the_last_step_are_known_until_none_continues(fd: int) -
     again = EngineBoard(fd, 2)
     assert view.keys_in_progress() == frozenset()
     again.step_begins(keys(5))
-    again.no_step()
+    again.clear_steps()
     assert view.keys_in_progress() == frozenset()
     again.close()
     view.close()
