@@ -116,7 +116,9 @@ def _ended_request(number: int) -> LiveRequest:
     submission = Submission(specs=(spec,), seed=7, deadline_kind="server", block_size=16)
     live._submission = submission  # noqa: SLF001
     live.outputs = (LiveOutput(live, 0, number, text, live.stream),)
-    live.head.place = Queued(key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01)
+    live.head.queue_position = Queued(
+        key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01
+    )
     phases = live.phases
     phases.note_submitted(arrival_s + 0.001)
     wait = Wait(blocks_s=0.0, slots_s=0.004, token_budget_s=0.001, other_s=0.0, num_passed_by=0)

@@ -13,7 +13,7 @@ from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
-from support.chromium import LoadedPage, visited
+from support.chromium import LoadedPage, loaded_page
 from support.snapshots import request_view, snapshot
 
 pytestmark = pytest.mark.browser
@@ -39,7 +39,7 @@ class PageHarness:
         return self.status()
 
     def visit(self, seconds: int) -> LoadedPage:
-        return visited(f"http://127.0.0.1:{self.server.port}/", self._home, seconds=seconds)
+        return loaded_page(f"http://127.0.0.1:{self.server.port}/", self._home, seconds=seconds)
 
 
 @pytest.fixture

@@ -230,7 +230,8 @@ async def half_sent_calls(
         num_idle = 0
         # Three times in a row nothing may be sent: the server accepts no more.
         while num_idle < 3 and not connection.is_closed:
-            # This waits with SETTINGS: pings would count as a flood and end the connection.
+            # This waits for the acknowledgement of a SETTINGS frame: pings would count as a flood
+            # and end the connection.
             await connection.until_settled()
             num_idle += 1
             for stream, sent in num_sent.items():

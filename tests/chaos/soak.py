@@ -57,10 +57,12 @@ DEATHS = {Fault.ENGINE_KILL: 1, Fault.ENGINE_HANG: 1, Fault.DEADLY_PROMPT: 2}
 second crash.
 """
 MAX_DEATHS, DEATH_WINDOW_S = 4, 65.0
-"""With one more in this time the service gives up, as it should."""
+"""Maximum number of engine deaths in a window of this many seconds; after one more, the service
+exits, as specified.
+"""
 PROBATION_S = 15.0
-"""How long the requests of an engine that failed by itself run one by one. An engine that is killed
-in this time would be attributed to the request on probation.
+"""Seconds during which the requests of an engine that failed by itself run one by one. If an engine
+is killed in this time, its death is attributed to the request that runs.
 """
 _OWN_FAULTS = (Fault.DEADLY_PROMPT, Fault.ENGINE_HANG)
 _FIRST_FAULT_S = 3.0
@@ -77,7 +79,7 @@ MAX_ERROR_RATE = 0.01
 MAX_ERROR_RATE_IN_A_MINUTE = 0.10
 MAX_RECOVERY_S = 30.0
 WARM_UP_S = 60.0
-# grpc.aio keeps some memory per cancelled stream, and caches fill once.
+# grpc.aio keeps some memory per cancelled stream, and caches grow until they are full.
 MAX_BYTES_PER_CANCEL = 250
 MAX_BYTES_ONCE = 24 << 20
 FULL = replace(
@@ -194,7 +196,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Injected:
+class InjectedFault:
     """One injected fault. `recovery_s`: time to the first token of a request sent right after it;
     None: none arrived.
     """
@@ -218,7 +220,7 @@ class Injector:
         watch: Watch,
         report: Callable[[str], None],
     ) -> None:
-        self.injected: list[Injected] = []
+        self.injected: list[InjectedFault] = []
         self._plan = plan
         self._service = service
         self._operations = operations
@@ -238,13 +240,13 @@ class Injector:
                 await asyncio.sleep(max(0.0, begun_s + at_s + late_s - time.monotonic()))
                 if self._load.is_over:
                     return
-                one = Injected(fault=fault, at_s=time.monotonic() - begun_s)
+                one = InjectedFault(fault=fault, at_s=time.monotonic() - begun_s)
                 self._report(f"{one.at_s:6.1f} s  {fault}")
                 self.injected.append(one)
                 group.create_task(self._probe(one))
                 await self._inject(one)
 
-    async def _probe(self, one: Injected) -> None:
+    async def _probe(self, one: InjectedFault) -> None:
         """Measure the time to the first token of a request that is sent right after the fault."""
         await one.has_struck.wait()
         asked_s = time.monotonic()
@@ -252,7 +254,7 @@ class Injector:
         if not one.note and first_s is not None:
             one.recovery_s = first_s - asked_s
 
-    async def _inject(self, one: Injected) -> None:
+    async def _inject(self, one: InjectedFault) -> None:
         match one.fault:
             case Fault.ENGINE_KILL:
                 self._signal(one, "engine", signal.SIGKILL)
@@ -282,7 +284,9 @@ class Injector:
                 one.has_struck.set()
                 await self._load.deadly()
 
-    def _signal(self, one: Injected, role: str, number: signal.Signals) -> psutil.Process | None:
+    def _signal(
+        self, one: InjectedFault, role: str, number: signal.Signals
+    ) -> psutil.Process | None:
         """Send a signal to a random live process of that role; return the process, None if there is
         none.
         """
@@ -295,14 +299,14 @@ class Injector:
             process.send_signal(number)
         return process
 
-    async def _pause(self, one: Injected, role: str) -> None:
+    async def _pause(self, one: InjectedFault, role: str) -> None:
         process = self._signal(one, role, signal.SIGSTOP)
         await asyncio.sleep(_PAUSE_S)
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    async def _hang(self, one: Injected) -> None:
+    async def _hang(self, one: InjectedFault) -> None:
         """Stop an engine with SIGSTOP and do not resume it: the supervisor must detect and replace
         it.
         """
@@ -423,7 +427,7 @@ def _limits_of_requests(load: Load) -> Iterator[tuple[str, object, bool]]:
         yield name, num, num == 0
 
 
-def _limits_of_faults(injected: list[Injected]) -> Iterator[tuple[str, object, bool]]:
+def _limits_of_faults(injected: list[InjectedFault]) -> Iterator[tuple[str, object, bool]]:
     yield "faults > 0", len(injected), bool(injected)
     never = [one for one in injected if one.recovery_s is None]
     yield "faults without recovery", never, not never

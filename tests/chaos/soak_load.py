@@ -85,7 +85,7 @@ class SoakPlan:
     is_torch: bool = False
 
 
-class Ledger:
+class EndCounts:
     """The ends of the requests: only sums and the causes of errors, so that memory is bounded.
 
     `wrong`: descriptions of unexpected tokens or counts. `by_minute`, `errors_by_minute`: number of
@@ -183,7 +183,7 @@ class Load:
     """All clients. `run` returns when the plan's time is over and all requests have ended."""
 
     def __init__(self, plan: SoakPlan, relays: Sequence[CutRelay], reference: Reference) -> None:
-        self.ledger = Ledger()
+        self.ledger = EndCounts()
         self.relays = relays
         self._plan = plan
         self._reference = reference

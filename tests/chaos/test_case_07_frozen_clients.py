@@ -18,7 +18,7 @@ from support.fronts import serving
 from support.patience import PATIENCE_S, until_true
 
 NUM_TOKENS = 200
-# One stream that gets tokens and one that does not, each on its own connection.
+# A program with a stream that gets tokens and one that does not, each on its own connection.
 CLIENT = """
 import sys, grpc
 from penstock.v1 import generation_service_pb2 as pb, generation_service_pb2_grpc as pb_grpc

@@ -25,7 +25,7 @@ NUM_CANCELS = int(os.environ.get("PENSTOCK_NUM_CANCELS", "3000"))
 NUM_CLIENTS = 64
 NUM_CANARIES = 4
 CANARY_TOKENS = 50
-# grpc.aio keeps some memory per cancelled stream, and a first load allocates once.
+# grpc.aio keeps some memory per cancelled stream, and the first load allocates some permanently.
 MAX_BYTES_PER_CANCEL = 250
 MAX_BYTES_ONCE = 48 << 20
 

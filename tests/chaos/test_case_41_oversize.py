@@ -13,7 +13,7 @@ from support.security_files import SecurityFiles
 
 MAX_GROWTH_MIB = 32
 NUM_HALF = 200
-"""Uncompressed, these messages have 800 MiB."""
+"""Number of incomplete messages; their declared sizes add up to 800 MiB."""
 MAX_HALF_MIB = 160
 HEALTH = "/grpc.health.v1.Health/Check"
 
@@ -62,7 +62,7 @@ async def test_case_41_messages_of_unauthenticated_callers_are_not_buffered(tmp_
     async with attacked_server("--policy-file", str(security_files.policy_file)) as attacked:
         for path in (attacks.GENERATE, "/grpc.channelz.v1.Channelz/GetServers"):
             async with attacks.half_sent_calls(attacked.address, path, NUM_HALF) as connection:
-                # Rejected by their headers, each of them.
+                # Each call is rejected because of its headers, before its message is read.
                 await connection.until_all_answered(NUM_HALF)
                 assert set(connection.statuses) == {attacks.UNAUTHENTICATED}
                 assert connection.granted[0] < 4 * MAX_MESSAGE_BYTES

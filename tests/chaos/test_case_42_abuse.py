@@ -11,11 +11,13 @@ from chaos.attacked_server import attacked_server
 from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
 
 MAX_GROWTH_MIB = 20
-"""Measured on a front that saw the attack before: memory kept for reuse is no leak."""
+"""Maximum growth of a front that was attacked before, so that memory kept for reuse does not
+count.
+"""
 NUM_RESETS, NUM_ATTACKS = 20_000, 5
 MAX_BYTES_PER_RESET = 250
-"""Memory that grpc.aio keeps for a cancelled stream; a slow machine rejects fewer of them
-unseen.
+"""Maximum memory that grpc.aio keeps for a cancelled stream. On a slow machine, more of the
+attack's streams begin before they are cancelled.
 """
 FLOODS = (
     attacks.open_and_hang,

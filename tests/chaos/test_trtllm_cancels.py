@@ -147,7 +147,7 @@ class Storm:
                     assert len(outcome.tokens) == spec.max_tokens
 
 
-class Belongings:
+class OpenResources:
     """The open files and threads of this process, to determine those added between two times."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Belongings:
         self._threads = set(threading.enumerate())
         self._files = set(_open_files())
 
-    def added_since(self, before: Belongings) -> list[str]:
+    def added_since(self, before: OpenResources) -> list[str]:
         threads = [thread.name for thread in self._threads - before._threads]
         return threads + [f"{fd}: {target}" for fd, target in self._files - before._files]
 
@@ -177,11 +177,11 @@ def test_thousands_of_requests_leave_no_resources_in_use(
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", "1"))
     print(f"PENSTOCK_CHAOS_SEED={seed}")
     record_property("seed", seed)
-    before = Belongings()
+    before = OpenResources()
     storm = Storm(tmp_path, policy, seed)
     harness = storm.harness
     try:
-        during = Belongings()
+        during = OpenResources()
         storm.run()
         storm.check_outcomes()
         ends = [harness.outcomes[key].end for key in storm.specs]
@@ -204,7 +204,7 @@ def test_thousands_of_requests_leave_no_resources_in_use(
             assert harness.executor.audit.num_checks > 0
             assert harness.executor.audit.num_drifts == 0
         assert harness.executor.num_unconfirmed_aborts < len(harness.control.aborted)
-        assert Belongings().added_since(during) == []
+        assert OpenResources().added_since(during) == []
     finally:
         harness.close()
-    assert Belongings().added_since(before) == []
+    assert OpenResources().added_since(before) == []

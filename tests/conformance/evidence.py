@@ -21,7 +21,7 @@ _STREAM, _ONCE, _MULTIPLEX = "Generate", "GenerateOnce", "Multiplex"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class RootSpan:
     """A request as described by its root span. Missing values are "" or 0."""
 
     method: str
@@ -40,7 +40,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trail:
+class ExpectedRequest:
     """A kind of request of which a scenario must send at least `num`. None: any value.
     `num_*_tokens` and `num_replays`: minimums.
 
@@ -62,7 +62,7 @@ class Trail:
     is_cut: bool | None = None
     num: int = 1
 
-    def fits(self, root: Root) -> bool:
+    def fits(self, root: RootSpan) -> bool:
         """Return whether a request is of this kind."""
         is_cut = root.num_messages < root.num_asked_tokens / 2
         return (
@@ -91,17 +91,17 @@ def _is_met(name: str, value: Any, wanted: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ExpectedSpans:
     """The spans that a scenario must leave. `one_id`: two of its requests have the same id.
 
     `num_made_tokens`: minimum number of tokens generated in the scenario, by the engine's counters.
     """
 
-    trails: tuple[Trail, ...]
+    trails: tuple[ExpectedRequest, ...]
     one_id: bool = False
     num_made_tokens: int = 0
 
-    def lacks(self, roots: Sequence[Root]) -> str:
+    def lacks(self, roots: Sequence[RootSpan]) -> str:
         """Return a description of the missing evidence; "" if none is missing."""
         for trail in self.trails:
             if sum(map(trail.fits, roots)) < trail.num:
@@ -112,7 +112,7 @@ class Evidence:
         return ""
 
 
-def roots_of(spans: Sequence[Any]) -> list[Root]:
+def roots_of(spans: Sequence[Any]) -> list[RootSpan]:
     """Return the generation requests that the service's spans describe, except the requests that
     the test driver itself sent.
     """
@@ -125,9 +125,9 @@ def roots_of(spans: Sequence[Any]) -> list[Root]:
     ]
 
 
-def _root(span: Any, attributes: Mapping[str, Any]) -> Root:
+def _root(span: Any, attributes: Mapping[str, Any]) -> RootSpan:
     finishes = attributes.get("gen_ai.response.finish_reasons", ())
-    return Root(
+    return RootSpan(
         method=str(attributes["rpc.method"]).removeprefix(_SERVICE),
         code=attributes.get("rpc.response.status_code", ""),
         reason=attributes.get("penstock.error.reason", ""),
@@ -144,31 +144,37 @@ def _root(span: Any, attributes: Mapping[str, Any]) -> Root:
     )
 
 
-def _streamed(num_tokens: int, **more: Any) -> Trail:
-    return Trail(methods=(_STREAM,), code="OK", finish="length", num_tokens=num_tokens, **more)
+def _streamed(num_tokens: int, **more: Any) -> ExpectedRequest:
+    return ExpectedRequest(
+        methods=(_STREAM,), code="OK", finish="length", num_tokens=num_tokens, **more
+    )
 
 
-def _answered(num_tokens: int, **more: Any) -> Trail:
-    return Trail(methods=(_ONCE,), code="OK", finish="length", num_tokens=num_tokens, **more)
+def _answered(num_tokens: int, **more: Any) -> ExpectedRequest:
+    return ExpectedRequest(
+        methods=(_ONCE,), code="OK", finish="length", num_tokens=num_tokens, **more
+    )
 
 
-def _rejected(code: str, reason: str, **more: Any) -> Trail:
-    return Trail(code=code, reason=reason, **more)
+def _rejected(code: str, reason: str, **more: Any) -> ExpectedRequest:
+    return ExpectedRequest(code=code, reason=reason, **more)
 
 
-def _left(*trails: Trail, one_id: bool = False, num_made_tokens: int = 0) -> Evidence:
-    return Evidence(trails=trails, one_id=one_id, num_made_tokens=num_made_tokens)
+def _left(
+    *trails: ExpectedRequest, one_id: bool = False, num_made_tokens: int = 0
+) -> ExpectedSpans:
+    return ExpectedSpans(trails=trails, one_id=one_id, num_made_tokens=num_made_tokens)
 
 
 _QUEUE_FULL = _rejected("RESOURCE_EXHAUSTED", "QUEUE_FULL")
 
-EVIDENCE: Mapping[str, Evidence] = {
+EVIDENCE: Mapping[str, ExpectedSpans] = {
     "stream_in_order": _left(_streamed(12)),
     "once_equals_stream": _left(_streamed(1), _answered(1)),
-    "token_prompt": _left(Trail(code="OK", finish="length", num_tokens=12, num=2)),
+    "token_prompt": _left(ExpectedRequest(code="OK", finish="length", num_tokens=12, num=2)),
     "chat": _left(_streamed(1, operation="chat")),
     "utf8_across_chunks": _left(_streamed(200), _answered(200)),
-    "large_prompt": _left(Trail(code="OK", num_tokens=1, num_prompt_tokens=100_000)),
+    "large_prompt": _left(ExpectedRequest(code="OK", num_tokens=1, num_prompt_tokens=100_000)),
     "invalid_field": _left(_rejected("INVALID_ARGUMENT", "INVALID_ARGUMENT", temperature=-1.0)),
     "unknown_model": _left(_rejected("NOT_FOUND", "MODEL_NOT_FOUND")),
     "unimplemented_feature": _left(_rejected("UNIMPLEMENTED", "FEATURE_UNSUPPORTED")),
@@ -176,37 +182,43 @@ EVIDENCE: Mapping[str, Evidence] = {
         _rejected("ALREADY_EXISTS", "REQUEST_ID_IN_USE"), _streamed(1), one_id=True
     ),
     "cancel_after_first_token": _left(
-        Trail(methods=(_STREAM,), code="CANCELLED", num_asked_tokens=LONG_TOKENS, num_tokens=1),
-        Trail(code="OK", finish="length", num_tokens=1),
+        ExpectedRequest(
+            methods=(_STREAM,), code="CANCELLED", num_asked_tokens=LONG_TOKENS, num_tokens=1
+        ),
+        ExpectedRequest(code="OK", finish="length", num_tokens=1),
         one_id=True,
     ),
     "cancel_by_id": _left(
-        Trail(methods=(_STREAM,), code="OK", finish="cancelled", num_asked_tokens=LONG_TOKENS)
+        ExpectedRequest(
+            methods=(_STREAM,), code="OK", finish="cancelled", num_asked_tokens=LONG_TOKENS
+        )
     ),
     "deadline": _left(
         _rejected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", num_asked_tokens=LONG_TOKENS)
     ),
     "queue_full": _left(
-        _QUEUE_FULL, Trail(methods=(_STREAM,), num_asked_tokens=LONG_TOKENS, num=8)
+        _QUEUE_FULL, ExpectedRequest(methods=(_STREAM,), num_asked_tokens=LONG_TOKENS, num=8)
     ),
-    "metadata": _left(Trail(code="OK", num_tokens=1, is_of_callers_trace=True)),
+    "metadata": _left(ExpectedRequest(code="OK", num_tokens=1, is_of_callers_trace=True)),
     "multiplex": _left(
-        Trail(methods=(_MULTIPLEX,), code="OK", finish="length", num_tokens=20, num=8),
-        Trail(methods=(_MULTIPLEX,), code="OK", finish="cancelled", num_asked_tokens=LONG_TOKENS),
-        Trail(methods=(_MULTIPLEX,), reason="INVALID_ARGUMENT", temperature=-1.0),
+        ExpectedRequest(methods=(_MULTIPLEX,), code="OK", finish="length", num_tokens=20, num=8),
+        ExpectedRequest(
+            methods=(_MULTIPLEX,), code="OK", finish="cancelled", num_asked_tokens=LONG_TOKENS
+        ),
+        ExpectedRequest(methods=(_MULTIPLEX,), reason="INVALID_ARGUMENT", temperature=-1.0),
         _answered(1, num=6),
     ),
     # Resume is a call of the same request and leaves no separate span. The one that was cut does,
     # and the engine's counter shows that it continued nevertheless.
     "resume": _left(
-        Trail(methods=(_STREAM,), num_asked_tokens=RESUMED_TOKENS, is_cut=True),
+        ExpectedRequest(methods=(_STREAM,), num_asked_tokens=RESUMED_TOKENS, is_cut=True),
         _answered(RESUMED_TOKENS),
         num_made_tokens=2 * RESUMED_TOKENS,
     ),
     "retry_after_rejection": _left(
         _QUEUE_FULL,
-        Trail(methods=(_STREAM,), num_asked_tokens=300, num=8),
-        Trail(code="OK", finish="length", num_tokens=1),
+        ExpectedRequest(methods=(_STREAM,), num_asked_tokens=300, num=8),
+        ExpectedRequest(code="OK", finish="length", num_tokens=1),
     ),
     "engine_killed": _left(_streamed(200, num_replays=1), _answered(200)),
     # A call on a new connection may be rejected before anything is traced.

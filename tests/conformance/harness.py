@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from conformance.evidence import DRIVER_PREFIX, EVIDENCE, Evidence, roots_of
+from conformance.evidence import DRIVER_PREFIX, EVIDENCE, ExpectedSpans, roots_of
 from penstock.client import (
     NO_RETRY,
     Client,
@@ -34,7 +34,7 @@ IDLE_S = 60.0
 EVIDENCE_S = 60.0
 _TICK_S = 0.1
 _LAG_TICKS = 15
-"""The counters of the engine are up to a second old."""
+"""Number of statistics after which the engine's counters are current; they are up to 1 s old."""
 
 SERVICE = (
     *simulated(),
@@ -60,7 +60,7 @@ class Harness:
         self._collector = Receiver()
         self._engine_pid = 0
         self._evidence_s = evidence_s
-        self._evidence = Evidence(trails=())
+        self._evidence = ExpectedSpans(trails=())
         self._num_earlier_spans = 0
         self._num_made_before = 0
 
@@ -134,7 +134,7 @@ class Harness:
             Client(service.address, retry=NO_RETRY) as client,
         ):
             try:
-                # The snapshots lag behind by a second; they are the clock of a closer look.
+                # The statistics are up to 1 s old; they only determine when `_why_busy` looks.
                 async with contextlib.aclosing(_ticks(operations)) as ticks:
                     async for _ in ticks:
                         why = await _why_busy(operations, client)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from conformance.python_talk import (
+from conformance.python_scenario import (
     CALL_S,
     PROMPT,
     Check,
     CheckedStream,
-    Talk,
+    ScenarioInput,
     greedy,
     new_id,
     require,
@@ -21,7 +21,7 @@ NUM_LARGE_TOKENS = 100_000
 _TEXT = "naïve 日本語 🚀"
 
 
-async def stream_in_order(talk: Talk) -> None:
+async def stream_in_order(talk: ScenarioInput) -> None:
     """Check the order of events: one accepted, then tokens, then one finished."""
     async with talk.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
@@ -35,7 +35,7 @@ async def stream_in_order(talk: Talk) -> None:
     require(reason is FinishReason.LENGTH, f"the reason is {reason}, not LENGTH")
 
 
-async def once_equals_stream(talk: Talk) -> None:
+async def once_equals_stream(talk: ScenarioInput) -> None:
     """Check that Generate and GenerateOnce return the same text."""
     async with talk.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
@@ -45,7 +45,7 @@ async def once_equals_stream(talk: Talk) -> None:
     require(bool(once.text), "there is no text")
 
 
-async def token_prompt(talk: Talk) -> None:
+async def token_prompt(talk: ScenarioInput) -> None:
     """Check that a prompt of token ids gives the same output ids twice."""
     ids = list(range(5, 25))
     answers: list[list[int]] = []
@@ -65,7 +65,7 @@ async def token_prompt(talk: Talk) -> None:
     require(first == second, f"{first} the first time, {second} the second")
 
 
-async def chat(talk: Talk) -> None:
+async def chat(talk: ScenarioInput) -> None:
     """Check the response to a chat prompt of two messages."""
     messages = (
         ChatMessage(role="system", content="You answer in one sentence."),
@@ -78,7 +78,7 @@ async def chat(talk: Talk) -> None:
     require(checked.num_tokens == 24, f"{checked.num_tokens} tokens, not 24")
 
 
-async def utf8_across_chunks(talk: Talk) -> None:
+async def utf8_across_chunks(talk: ScenarioInput) -> None:
     """Check that characters that consist of several tokens arrive intact."""
     async with talk.client() as client:
         events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
@@ -95,7 +95,7 @@ async def utf8_across_chunks(talk: Talk) -> None:
         chunk.text.encode()  # a lone surrogate has no UTF-8
 
 
-async def large_prompt(talk: Talk) -> None:
+async def large_prompt(talk: ScenarioInput) -> None:
     """Check the response to a prompt of 100,000 tokens."""
     ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
     async with talk.client() as client:
@@ -106,7 +106,7 @@ async def large_prompt(talk: Talk) -> None:
     require(checked.num_tokens == 4, f"{checked.num_tokens} tokens, not 4")
 
 
-async def metadata(talk: Talk) -> None:
+async def metadata(talk: ScenarioInput) -> None:
     """Check that the trace id and the request id of the call are used and returned."""
     trace_id, request_id = secrets.token_hex(16), new_id()
     trace = TraceContext(traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")

@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 
 import penstock.v1 as pb
-from conformance.python_talk import (
+from conformance.python_scenario import (
     CALL_S,
     LONG_TOKENS,
     PROMPT,
     CheckedStream,
-    NotHeld,
-    Talk,
+    ExpectationFailed,
+    ScenarioInput,
     greedy,
     require,
 )
@@ -32,14 +32,14 @@ _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
 """Keys of requests; the end of the last one shows that the one without credit could have run."""
 
 
-async def multiplex(talk: Talk) -> None:
+async def multiplex(talk: ScenarioInput) -> None:
     """Check texts and an error through the client, and then cancel and credit through the stub."""
     await _texts_and_an_error(talk)
     async with grpc.aio.insecure_channel(talk.address) as channel:
         await _Keys(channel).run()
 
 
-async def _texts_and_an_error(talk: Talk) -> None:
+async def _texts_and_an_error(talk: ScenarioInput) -> None:
     prompts = [f"{PROMPT}, number {number}" for number in range(NUM_TEXTS)]
     async with Client(talk.address, multiplex=True) as client, talk.client() as plain:
         streams = [
@@ -53,10 +53,10 @@ async def _texts_and_an_error(talk: Talk) -> None:
         except InvalidArgument:
             pass
         else:
-            raise NotHeld("temperature -1 was answered")
+            raise ExpectationFailed("temperature -1 was answered")
         for checked in streams:
             await checked.until_end()
-        # The queue has four places, and is looked at once in a step.
+        # The queue has four places, and is emptied at most once per step.
         for first in range(0, NUM_TEXTS, _NUM_AT_ONCE):
             some = slice(first, first + _NUM_AT_ONCE)
             all_once = await asyncio.gather(
@@ -117,14 +117,14 @@ class _Keys:
             if self._num_tokens[key]:
                 return
             await self._read()
-        raise NotHeld(f"no token for key {key}")
+        raise ExpectationFailed(f"no token for key {key}")
 
     async def _until_end(self, key: int) -> None:
         for _ in range(_MAX_RESPONSES):
             if key in self._reasons:
                 return
             await self._read()
-        raise NotHeld(f"no end of key {key}")
+        raise ExpectationFailed(f"no end of key {key}")
 
     async def _read(self) -> None:
         response = await self._call.read()

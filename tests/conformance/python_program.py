@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conformance.python_talk import Check
+    from conformance.python_scenario import Check
 
 TESTS = Path(__file__).resolve().parents[1]
 SCENARIO_S = 60.0
@@ -31,14 +31,14 @@ async def next_line() -> str:
 
 async def outcome(name: str, check: Check | None, address: str) -> dict[str, str]:
     """Run one scenario; return its result line as a dictionary."""
-    from conformance.python_talk import NotHeld, Talk
+    from conformance.python_scenario import ExpectationFailed, ScenarioInput
     from penstock.client import PenstockError
 
     async def until_go() -> None:
         write_line({"scenario": name, "event": "ready"})
         line = await next_line()
         if line.strip() != "go":
-            raise NotHeld(f"expected go, not {line!r}")
+            raise ExpectationFailed(f"expected go, not {line!r}")
 
     def ready() -> None:
         write_line({"scenario": name, "event": "ready"})
@@ -50,8 +50,8 @@ async def outcome(name: str, check: Check | None, address: str) -> dict[str, str
         return failed("no such scenario")
     try:
         async with asyncio.timeout(SCENARIO_S):
-            await check(Talk(address=address, ready=ready, until_go=until_go))
-    except (NotHeld, PenstockError) as error:
+            await check(ScenarioInput(address=address, ready=ready, until_go=until_go))
+    except (ExpectationFailed, PenstockError) as error:
         return failed(str(error))
     except TimeoutError:
         return failed(f"not done within {SCENARIO_S:.0f} s")
@@ -62,12 +62,12 @@ async def outcome(name: str, check: Check | None, address: str) -> dict[str, str
 
 async def serve_stdin(address: str) -> None:
     """Run a scenario for each line of stdin until it ends."""
-    from conformance import python_answers, python_lives, python_rejections
+    from conformance import python_answers, python_rejections, python_request_ends
 
     checks: dict[str, Check] = {
         **python_answers.CHECKS,
         **python_rejections.CHECKS,
-        **python_lives.CHECKS,
+        **python_request_ends.CHECKS,
     }
     while line := await next_line():
         word, _, rest = line.strip().partition(" ")

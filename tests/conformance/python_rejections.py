@@ -11,14 +11,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
-from conformance.python_talk import (
+from conformance.python_scenario import (
     CALL_S,
     LONG_TOKENS,
     PROMPT,
     Check,
     CheckedStream,
-    NotHeld,
-    Talk,
+    ExpectationFailed,
+    ScenarioInput,
     greedy,
     new_id,
     require,
@@ -45,17 +45,18 @@ ErrorT = TypeVar("ErrorT", bound=PenstockError)
 
 
 async def rejected(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> ErrorT:
-    """Return the exception of a call. Raises NotHeld if it is of another class or there is none."""
+    """Return the exception of a call. Raises ExpectationFailed if it is of another class or there
+    is none."""
     try:
         await call
     except kind as error:
         return error
     except PenstockError as error:
-        raise NotHeld(f"{type(error).__name__} ({error}), not {kind.__name__}") from None
-    raise NotHeld(f"it was answered, not rejected with {kind.__name__}")
+        raise ExpectationFailed(f"{type(error).__name__} ({error}), not {kind.__name__}") from None
+    raise ExpectationFailed(f"it was answered, not rejected with {kind.__name__}")
 
 
-async def invalid_field(talk: Talk) -> None:
+async def invalid_field(talk: ScenarioInput) -> None:
     """Check that an invalid value is rejected with the field's path."""
     async with talk.client() as client:
         error = await rejected(
@@ -66,7 +67,7 @@ async def invalid_field(talk: Talk) -> None:
     require(error.reason == "INVALID_ARGUMENT", f"the reason is {error.reason!r}")
 
 
-async def unknown_model(talk: Talk) -> None:
+async def unknown_model(talk: ScenarioInput) -> None:
     """Check that an unknown model is rejected, with its name in ErrorInfo."""
     async with talk.client() as client:
         error = await rejected(
@@ -76,7 +77,7 @@ async def unknown_model(talk: Talk) -> None:
     require(model == "no-such-model", f"ErrorInfo names the model {model!r}")
 
 
-async def unimplemented_feature(talk: Talk) -> None:
+async def unimplemented_feature(talk: ScenarioInput) -> None:
     """Check that an unsupported feature is rejected with its name in ModelFeatures."""
     schema = JsonSchemaConstraint(schema='{"type": "object"}')
     async with talk.client() as client:
@@ -87,7 +88,7 @@ async def unimplemented_feature(talk: Talk) -> None:
     require(feature == "json_schema", f"ErrorInfo names the feature {feature!r}")
 
 
-async def duplicate_request_id(talk: Talk) -> None:
+async def duplicate_request_id(talk: ScenarioInput) -> None:
     """Check that a second request with the same id is rejected and the first one unaffected."""
     request_id = new_id()
     async with talk.client() as client:
@@ -120,7 +121,7 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Che
             await blocker.leave()
 
 
-async def queue_full(talk: Talk) -> None:
+async def queue_full(talk: ScenarioInput) -> None:
     """Check that a request beyond the queue's limit is rejected with a retry delay."""
     async with talk.client() as client, full_queue(client, LONG_TOKENS):
         error = await rejected(
@@ -130,7 +131,7 @@ async def queue_full(talk: Talk) -> None:
     require(wait_s is not None and wait_s > 0, f"RetryInfo has {wait_s} s")
 
 
-async def retry_after_rejection(talk: Talk) -> None:
+async def retry_after_rejection(talk: ScenarioInput) -> None:
     """Check that the client retries after a rejection, and is served."""
     is_rejected = asyncio.Event()
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from conformance.harness import Harness
-from conformance.scenarios import BY_NAME, Act, Scenario
+from conformance.scenarios import BY_NAME, DriverAction, Scenario
 
 Outcome = Literal["passed", "failed", "skipped"]
 _OUTCOMES = ("passed", "failed", "skipped")
@@ -185,7 +185,7 @@ class Run:
 
     async def _run_scenario(self, program: Program, scenario: Scenario) -> Result:
         await program.write_line(scenario.name)
-        has_acted = scenario.act is Act.NOTHING
+        has_acted = scenario.act is DriverAction.NOTHING
         for _ in range(_MAX_LINES):
             line = await program.read()
             if line.get("scenario") != scenario.name:
@@ -202,10 +202,10 @@ class Run:
                 raise ValueError(f"neither an event nor an outcome: {line}")
         raise ValueError(f"{_MAX_LINES} lines without an outcome")
 
-    async def _act(self, program: Program, act: Act) -> None:
-        if act is Act.KILL_ENGINE:
+    async def _act(self, program: Program, act: DriverAction) -> None:
+        if act is DriverAction.KILL_ENGINE:
             await self._harness.kill_engine()
-        elif act is Act.DRAIN:
+        elif act is DriverAction.DRAIN:
             await self._harness.drain()
             await program.write_line("go")
 
@@ -214,7 +214,7 @@ class Run:
         or left requests running.
         """
         why = await self._harness.lacks() if result.outcome == "passed" else ""
-        if scenario.act is Act.DRAIN or why or result.outcome == "failed":
+        if scenario.act is DriverAction.DRAIN or why or result.outcome == "failed":
             await self._harness.close()
         else:
             why = await self._harness.why_not_idle()

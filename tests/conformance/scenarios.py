@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Act(enum.Enum):
+class DriverAction(enum.Enum):
     """The action of the driver once the program reports that it is ready."""
 
     NOTHING = "nothing"
@@ -23,7 +23,7 @@ class Scenario:
 
     name: str
     holds: str
-    act: Act = Act.NOTHING
+    act: DriverAction = DriverAction.NOTHING
 
 
 SCENARIOS = (
@@ -46,9 +46,15 @@ SCENARIOS = (
     Scenario(name="resume", holds="cut after 20 tokens, whole on a new connection"),
     Scenario(name="retry_after_rejection", holds="rejected for a full queue, served in the end"),
     Scenario(
-        name="engine_killed", holds="the engine killed: no error, no gap", act=Act.KILL_ENGINE
+        name="engine_killed",
+        holds="the engine killed: no error, no gap",
+        act=DriverAction.KILL_ENGINE,
     ),
-    Scenario(name="drain", holds="new requests UNAVAILABLE, the running one whole", act=Act.DRAIN),
+    Scenario(
+        name="drain",
+        holds="new requests UNAVAILABLE, the running one whole",
+        act=DriverAction.DRAIN,
+    ),
 )
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

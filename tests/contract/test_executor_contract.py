@@ -177,9 +177,9 @@ def needs(harness: Harness, feature: Feature) -> None:
 def arm(executor: CheckedExecutor) -> CheckedExecutor:
     """Make BREAKER break the torch executor, which has no setting for it; return the executor."""
     if executor.info.name == "torch":
-        from support.torch_saboteur import for_prompt_token, sabotage
+        from support.torch_fault_injector import for_prompt_token, inject_fault
 
-        sabotage(executor.inner, for_prompt_token(BREAKER))
+        inject_fault(executor.inner, for_prompt_token(BREAKER))
     return executor
 
 

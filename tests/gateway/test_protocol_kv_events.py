@@ -178,7 +178,7 @@ async def test_a_subscriber_that_does_not_read_is_disconnected(served: ServedFro
     read_commands(many)
 
     assert (await rejected(call)).code() is CODE.RESOURCE_EXHAUSTED
-    assert served.server.front.counters.num_cut_readers == 1
+    assert served.server.front.counters.num_disconnected_readers == 1
 
 
 async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFront) -> None:
@@ -188,20 +188,20 @@ async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFr
     large = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 60_000)
     num_received = 0
 
-    def is_stuck_or_cut() -> bool:
+    def is_stuck_or_aborted() -> bool:
         """Send an empty update; return whether the reader was disconnected or another
         write began.
         """
         read_commands(CacheUpdate(ticket=0, changes=()))
-        return writer.is_cut or writer.num_writes > num_received
+        return writer.is_aborted or writer.num_writes > num_received
 
     # The network takes an unknown number of them before it is full.
     for _ in range(100):
-        if writer.is_cut:
+        if writer.is_aborted:
             break
         num_received = writer.num_writes
         read_commands(large)
-        await until(is_stuck_or_cut)
+        await until(is_stuck_or_aborted)
 
     assert writer.num_writes < 100
     assert (await rejected(call, num_batches=100_000)).code() is CODE.RESOURCE_EXHAUSTED

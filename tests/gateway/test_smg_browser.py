@@ -247,7 +247,7 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
         observed(*simulated(), "--gateway", "smg", "--fronts", "1") as (worker, operations),
         gateway(worker.address, arguments=("--cors-allowed-origins", origin)) as made,
     ):
-        visit = functools.partial(visited, browser, origin, made.url)
+        visit = functools.partial(loaded_page, browser, origin, made.url)
 
         done = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER)
         rejected = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER, "other")
@@ -269,7 +269,7 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
 
 @pytest.mark.parametrize("model", STREAMS)
 def test_the_page_reports_an_incomplete_response(browser: Browser, origin: str, model: str) -> None:
-    left = visited(browser, origin, origin, str(NUM_TOKENS), IS_OVER, model)
+    left = loaded_page(browser, origin, origin, str(NUM_TOKENS), IS_OVER, model)
 
     _, num_tokens = STREAMS[model]
     is_whole = num_tokens == 4
@@ -279,7 +279,7 @@ def test_the_page_reports_an_incomplete_response(browser: Browser, origin: str, 
     assert ("xxxy" if is_whole else "xxx") in left.text.split()
 
 
-def visited(
+def loaded_page(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
 ) -> LoadedPage:
     """Open the page with a prompt that is sent at once; return the document when the response is

@@ -23,12 +23,12 @@ from penstock.scheduler.request import SamplingParams
 from support.core import ends, outputs
 from support.quantised_folders import FORMS, load_tensors, save_quantised_model
 from support.torch_differential import (
-    ALL_WAYS,
     AMPLE_BLOCKS,
+    FEATURE_SETS,
     NUM_SLOTS,
     SCARCE_BLOCKS,
-    Way,
-    check_way,
+    FeatureSet,
+    check_feature_set,
     mixed_specs,
     prompt_error,
     run_mixed,
@@ -126,13 +126,13 @@ def test_a_wrong_result_in_eight_bits_rejects_the_setting(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("way", ALL_WAYS, ids=str)
+@pytest.mark.parametrize("way", FEATURE_SETS, ids=str)
 def test_the_fused_path_equals_a_full_forward(
-    way: Way, depth: int, name: str, folder: Path, naive: NaiveModel
+    way: FeatureSet, depth: int, name: str, folder: Path, naive: NaiveModel
 ) -> None:
     if name not in FUSED:
         pytest.skip("the eager path serves it")
-    check_way(
+    check_feature_set(
         way,
         lambda blocks: make_executor(folder, num_blocks=blocks, pipeline_depth=depth),
         naive,
@@ -331,7 +331,7 @@ def test_a_model_on_the_second_device_uses_no_memory_of_the_first(
         else:
             executor = make_executor(folder, device="cuda:1", num_blocks=SCARCE_BLOCKS)
 
-        check_way(ALL_WAYS[-1], lambda _: executor, naive)
+        check_feature_set(FEATURE_SETS[-1], lambda _: executor, naive)
 
         assert torch.cuda.memory_allocated(1) > 0
         assert torch.cuda.memory_allocated(0) == on_first

@@ -15,11 +15,11 @@ from penstock.executor.torch.truncation import Truncation
 from penstock.scheduler.request import SamplingParams
 from support.core import outputs
 from support.torch_differential import (
-    ALL_WAYS,
     AMPLE_BLOCKS,
+    FEATURE_SETS,
     NUM_SLOTS,
-    Way,
-    check_way,
+    FeatureSet,
+    check_feature_set,
     mixed_specs,
     run_mixed,
 )
@@ -54,9 +54,9 @@ def make_executor(path: Path, num_blocks: int = AMPLE_BLOCKS, dtype: str = "auto
     )
 
 
-@pytest.mark.parametrize("way", ALL_WAYS, ids=str)
-def test_cuda_equals_a_full_forward(way: Way, folder: Path, naive: NaiveModel) -> None:
-    check_way(way, lambda blocks: make_executor(folder, blocks), naive)
+@pytest.mark.parametrize("way", FEATURE_SETS, ids=str)
+def test_cuda_equals_a_full_forward(way: FeatureSet, folder: Path, naive: NaiveModel) -> None:
+    check_feature_set(way, lambda blocks: make_executor(folder, blocks), naive)
 
 
 def test_a_seed_gives_the_same_tokens_in_any_batch_on_cuda(folder: Path) -> None:

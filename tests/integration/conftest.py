@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.server.text.model_text import ModelText
-from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
+from support.client_adapters import AsyncAdapter, ClientAdapter, FakeTime, SyncAdapter
 from support.fronts import ServedFront, serving
 from support.link import socket_path
 from support.operations_server import ServedOperations, serving_operations
@@ -72,14 +72,16 @@ def time() -> FakeTime:
     return FakeTime()
 
 
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+@pytest.fixture(params=[AsyncAdapter, SyncAdapter], ids=["async", "blocking"])
 def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
 @pytest.fixture
-async def face(kind: Any, server: ScriptedServer, time: FakeTime) -> AsyncIterator[Face]:
+async def adapter(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> AsyncIterator[ClientAdapter]:
     """Provide each of the clients in turn, connected to the scripted server."""
-    face: Face = kind(server.address, time)
-    yield face
-    await face.close()
+    adapter: ClientAdapter = kind(server.address, time)
+    yield adapter
+    await adapter.close()

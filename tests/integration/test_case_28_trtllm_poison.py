@@ -58,7 +58,7 @@ BAD_CONSTRAINTS = [
 """Each with the error message of xgrammar 0.1.25."""
 
 
-class Letters:
+class CharacterTokenizer:
     """A tokenizer with one token per character, which suffices for guided decoding."""
 
     def encode(self, text: str) -> list[int]:
@@ -79,7 +79,7 @@ def guided(build: BuildHarness, monkeypatch: pytest.MonkeyPatch) -> BuildHarness
     """Provide a builder of engines with guided decoding, whose constraints are not
     checked before.
     """
-    monkeypatch.setattr(fake_module("llmapi.llm"), "TokenizerBase", lambda *_: Letters())
+    monkeypatch.setattr(fake_module("llmapi.llm"), "TokenizerBase", lambda *_: CharacterTokenizer())
     monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: None)
     return partial(build, guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
 
@@ -112,7 +112,7 @@ def test_case_28_a_constraint_that_cannot_be_compiled_fails_only_its_request(
 
     assert (harness.failure(9), harness.failure(11)) == (REJECTED, REJECTED)
     assert harness.tokens(9) == harness.tokens(11) == []
-    assert harness.tokens(10) == Letters().encode("ab")
+    assert harness.tokens(10) == CharacterTokenizer().encode("ab")
     check_others(harness, others)
 
 
@@ -178,7 +178,7 @@ def test_case_28_a_constraint_that_would_end_the_engine_never_reaches_it(
 
     assert harness.failure(9) is REJECTED
     assert sorted(harness.submitted_keys) == [1, 2, 3, 10]
-    assert harness.tokens(10) == Letters().encode("ab")
+    assert harness.tokens(10) == CharacterTokenizer().encode("ab")
     check_others(harness, others)
 
 

@@ -32,7 +32,7 @@ control.send(Drain(timeout_s=control.stop_grace_s))
 """
 
 
-class Place:
+class ProcessHarness:
     """One supervised process, the messages of its child, and the calls of its clean-up function."""
 
     def __init__(self, folder: Path, before_exit: str = "") -> None:
@@ -67,7 +67,7 @@ class Place:
 
 
 async def test_messages_are_delivered_and_a_drain_order_has_its_grace(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = ProcessHarness(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     assert await place.next() == Drain(timeout_s=0.5)
     assert await place.next() == SetLogLevel(level="debug")
@@ -79,7 +79,7 @@ async def test_messages_are_delivered_and_a_drain_order_has_its_grace(tmp_path: 
 
 
 async def test_a_clean_up_receives_whether_the_exit_was_ordered(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = ProcessHarness(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     for _ in range(2):
         await place.next()
@@ -94,7 +94,7 @@ async def test_a_clean_up_receives_whether_the_exit_was_ordered(tmp_path: Path) 
 async def test_a_restart_is_not_a_failure_and_ends_when_the_next_child_is_ready(
     tmp_path: Path,
 ) -> None:
-    place = Place(tmp_path)
+    place = ProcessHarness(tmp_path)
     keeper = await place.kept_alive()
     # More often than any client may die.
     for _ in range(6):
@@ -108,7 +108,7 @@ async def test_a_restart_is_not_a_failure_and_ends_when_the_next_child_is_ready(
 
 
 async def test_a_child_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = ProcessHarness(tmp_path)
     keeper = await place.kept_alive()
     assert place.child is not None
     os.kill(place.child.pid, signal.SIGSTOP)
@@ -121,7 +121,7 @@ async def test_a_child_that_does_not_finish_for_a_restart_is_killed(tmp_path: Pa
 async def test_a_child_that_dies_before_it_reads_the_stop_order_did_not_fail(
     tmp_path: Path,
 ) -> None:
-    place = Place(tmp_path)
+    place = ProcessHarness(tmp_path)
     keeper = await place.kept_alive()
     assert place.child is not None
     # It cannot receive any more, and is dead before any client can know.
@@ -132,7 +132,9 @@ async def test_a_child_that_dies_before_it_reads_the_stop_order_did_not_fail(
 
 
 async def test_a_child_that_dies_after_it_read_the_stop_order_failed(tmp_path: Path) -> None:
-    place = Place(tmp_path, before_exit="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    place = ProcessHarness(
+        tmp_path, before_exit="import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
     keeper = await place.kept_alive()
     place.process.retire()
     while await place.next() != Drain(timeout_s=None):

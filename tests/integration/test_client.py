@@ -13,7 +13,7 @@ from penstock.client import (
     StreamBroken,
     Tokens,
 )
-from support.client_faces import POLICY, Face, FakeTime
+from support.client_adapters import POLICY, ClientAdapter, FakeTime
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
@@ -26,8 +26,10 @@ from support.scripted_server import (
 )
 
 
-async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedServer) -> None:
-    events = await face.events("Hi", temperature=0.5, max_tokens=2, request_id="mine")
+async def test_a_stream_from_accepted_to_finished(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
+    events = await adapter.events("Hi", temperature=0.5, max_tokens=2, request_id="mine")
 
     kinds = [type(event).__name__ for event in events]
     assert kinds == ["Accepted", "Progress", "Progress", "Tokens", "Tokens", "Finished"]
@@ -39,22 +41,22 @@ async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedSe
     assert request.request_id == "mine"
 
 
-async def test_generate_text_yields_only_text(face: Face) -> None:
-    assert await face.text("Hi") == ["Hello, ", "world"]
+async def test_generate_text_yields_only_text(adapter: ClientAdapter) -> None:
+    assert await adapter.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_text_of_several_outputs_is_rejected(face: Face) -> None:
+async def test_text_of_several_outputs_is_rejected(adapter: ClientAdapter) -> None:
     with pytest.raises(ValueError, match=r"^n:"):
-        await face.text("Hi", n=2)
+        await adapter.text("Hi", n=2)
 
 
 async def test_a_rejection_is_typed_and_not_retried(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"))
 
     with pytest.raises(InvalidArgument) as caught:
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     assert caught.value.message == "scripted"
     assert len(server.requests) == 1
@@ -62,11 +64,11 @@ async def test_a_rejection_is_typed_and_not_retried(
 
 
 async def test_a_retry_after_accepted_starts_again(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept))
 
-    events = await face.events("Hi")
+    events = await adapter.events("Hi")
 
     assert [type(event) for event in events[:2]] == [Accepted, Accepted]
     assert [event.sequence for event in events[:3]] == [0, 0, 1]
@@ -74,14 +76,16 @@ async def test_a_retry_after_accepted_starts_again(
     assert time.slept_s == [0.5]
 
 
-async def test_no_retry_after_output(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+async def test_no_retry_after_output(
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
+) -> None:
     server.scripts.append(
         failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_send_tokens)
     )
     events: list[Event] = []
 
     with pytest.raises(EngineDown) as caught:
-        await face.events("Hi", into=events)
+        await adapter.events("Hi", into=events)
 
     assert [type(event) for event in events] == [Accepted, Tokens]
     assert caught.value.request_id == "r-1"
@@ -90,12 +94,12 @@ async def test_no_retry_after_output(face: Face, server: ScriptedServer, time: F
 
 
 async def test_the_number_of_attempts_is_limited(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.extend([failing(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 9)
 
     with pytest.raises(Draining):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     assert len(server.requests) == POLICY.max_attempts
     assert time.slept_s == [0.5, 1.0]
@@ -103,19 +107,21 @@ async def test_the_number_of_attempts_is_limited(
 
 @pytest.mark.parametrize("way", ["trailer", "detail"])
 async def test_a_retry_waits_for_the_pushback(
-    face: Face, server: ScriptedServer, time: FakeTime, way: str
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime, way: str
 ) -> None:
     details = (retry_info(7.5),) if way == "detail" else ()
     trailers = (("grpc-retry-pushback-ms", "7500"),) if way == "trailer" else ()
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     server.scripts.append(failing(code, "QUEUE_FULL", *details, trailers=trailers))
 
-    await face.events("Hi")
+    await adapter.events("Hi")
 
     assert time.slept_s == [7.5]
 
 
-async def test_a_lost_message_fails_the_stream(face: Face, server: ScriptedServer) -> None:
+async def test_a_lost_message_fails_the_stream(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     async def lose_one(call: ServedCall) -> None:
         await call.accepted()
         call.next_sequence += 1
@@ -125,12 +131,14 @@ async def test_a_lost_message_fails_the_stream(face: Face, server: ScriptedServe
     server.scripts.append(lose_one)
 
     with pytest.raises(StreamBroken, match="expected message 1, got 2"):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     await until(server.requests[0].cancelled)
 
 
-async def test_an_error_status_after_finished_is_raised(face: Face, server: ScriptedServer) -> None:
+async def test_an_error_status_after_finished_is_raised(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     async def finish(call: ServedCall) -> None:
         await accept_and_send_tokens(call)
         await call.finished()
@@ -139,14 +147,16 @@ async def test_an_error_status_after_finished_is_raised(face: Face, server: Scri
     events: list[Event] = []
 
     with pytest.raises(Exception, match="INTERNAL"):
-        await face.events("Hi", into=events)
+        await adapter.events("Hi", into=events)
 
     assert not any(isinstance(event, Finished) for event in events)
 
 
-async def test_leaving_early_cancels_the_request(face: Face, server: ScriptedServer) -> None:
+async def test_leaving_early_cancels_the_request(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.append(send_tokens_and_wait)
 
-    await face.leave_after_output("Hi")
+    await adapter.stop_after_output("Hi")
 
     await until(server.requests[0].cancelled)

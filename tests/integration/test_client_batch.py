@@ -19,7 +19,7 @@ from penstock.client import (
     TextPrompt,
     Tokens,
 )
-from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
+from support.client_adapters import AsyncAdapter, ClientAdapter, FakeTime, SyncAdapter
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
@@ -37,10 +37,12 @@ async def echo(call: ServedCall) -> None:
     await call.finished()
 
 
-async def test_results_are_in_the_order_of_requests(face: Face, server: ScriptedServer) -> None:
+async def test_results_are_in_the_order_of_requests(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.extend([echo] * 20)
 
-    results = await face.all_of(
+    results = await adapter.all_of(
         (f"prompt {number}" for number in range(20)), max_concurrency=4, temperature=0.0
     )
 
@@ -49,7 +51,7 @@ async def test_results_are_in_the_order_of_requests(face: Face, server: Scripted
 
 
 async def test_the_number_of_concurrent_requests_is_limited(
-    face: Face, server: ScriptedServer
+    adapter: ClientAdapter, server: ScriptedServer
 ) -> None:
     num_open = most = 0
     taken = 0
@@ -69,14 +71,16 @@ async def test_the_number_of_concurrent_requests_is_limited(
             yield f"prompt {number}"
 
     server.scripts.extend([count] * 30)
-    results = await face.all_of(requests(), max_concurrency=3)
+    results = await adapter.all_of(requests(), max_concurrency=3)
 
     assert [type(result) for result in results] == [Generation] * 30
     # A server's coroutine ends a little after its client has the last message.
     assert most <= 4
 
 
-async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServer) -> None:
+async def test_a_failure_is_one_requests_result(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.extend(
         [
             echo,
@@ -88,7 +92,7 @@ async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServ
     )
     seen: list[tuple[int, Event]] = []
 
-    results = await face.all_of(
+    results = await adapter.all_of(
         ["a", "b", "c"], max_concurrency=1, on_event=lambda *item: seen.append(item)
     )
 
@@ -99,20 +103,22 @@ async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServ
 
 
 async def test_leaving_a_batch_cancels_its_open_requests(
-    face: Face, server: ScriptedServer
+    adapter: ClientAdapter, server: ScriptedServer
 ) -> None:
     server.scripts.extend([send_tokens_and_wait] * 3)
 
-    items = await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
+    items = await adapter.stop_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
 
-    assert face.client.pool_state.num_open_calls == 0
+    assert adapter.client.pool_state.num_open_calls == 0
     assert {index for index, _ in items} == {0, 1, 2}
     for call in server.requests:
         await until(call.cancelled)
     assert len(server.requests) == 3
 
 
-async def test_a_callback_that_fails_ends_the_batch(face: Face, server: ScriptedServer) -> None:
+async def test_a_callback_that_fails_ends_the_batch(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.extend([send_tokens_and_wait] * 2)
 
     def reject(index: int, event: Event) -> None:
@@ -120,19 +126,19 @@ async def test_a_callback_that_fails_ends_the_batch(face: Face, server: Scripted
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        await face.all_of(["a", "b"], max_concurrency=2, on_event=reject)
+        await adapter.all_of(["a", "b"], max_concurrency=2, on_event=reject)
 
     for call in server.requests:
         await until(call.cancelled)
 
 
 async def test_a_request_that_does_not_fit_ends_the_batch(
-    face: Face, server: ScriptedServer
+    adapter: ClientAdapter, server: ScriptedServer
 ) -> None:
     server.scripts.append(send_tokens_and_wait)
 
     with pytest.raises(TypeError, match=r"^requests\[1\]: prompt: "):
-        await face.all_of(["a", [1, "x"]], max_concurrency=2)
+        await adapter.all_of(["a", [1, "x"]], max_concurrency=2)
 
     for call in server.requests:
         await until(call.cancelled)
@@ -140,7 +146,7 @@ async def test_a_request_that_does_not_fit_ends_the_batch(
 
 @pytest.mark.parametrize("end", [OSError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
 async def test_an_input_iterator_that_raises_ends_the_batch(
-    face: Face, server: ScriptedServer, end: type[BaseException]
+    adapter: ClientAdapter, server: ScriptedServer, end: type[BaseException]
 ) -> None:
     def requests() -> Iterator[str]:
         yield "a"
@@ -151,46 +157,48 @@ async def test_an_input_iterator_that_raises_ends_the_batch(
     # Not wait_for: its task would let SystemExit out of the event loop.
     with pytest.raises(end):
         async with asyncio.timeout(60):
-            await face.all_of(requests(), max_concurrency=2)
+            await adapter.all_of(requests(), max_concurrency=2)
 
     for call in server.requests:
         await until(call.cancelled)
 
 
-async def test_complete_requests_with_their_options(face: Face, server: ScriptedServer) -> None:
+async def test_complete_requests_with_their_options(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     request = GenerationRequest(prompt=TextPrompt(text="a"), request_id="mine")
 
-    (result,) = await face.all_of([request], max_concurrency=1)
+    (result,) = await adapter.all_of([request], max_concurrency=1)
 
     assert result.text == "Hello, world"
     assert server.requests[0].request.request_id == "mine"
     with pytest.raises(TypeError, match="options with a GenerationRequest"):
-        await face.all_of([request], max_concurrency=1, max_tokens=3)
+        await adapter.all_of([request], max_concurrency=1, max_tokens=3)
 
 
 async def test_a_batch_has_the_grace_of_its_client(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
-    graceful = type(face)(server.address, time, resume_grace_s=2.5)
+    graceful = type(adapter)(server.address, time, resume_grace_s=2.5)
     await graceful.all_of(["a"], max_concurrency=1)
     await graceful.close()
 
     assert server.requests[0].request.resume_timeout.ToMilliseconds() == 2500
 
 
-async def test_an_empty_batch(face: Face) -> None:
-    assert await face.all_of([], max_concurrency=1) == []
+async def test_an_empty_batch(adapter: ClientAdapter) -> None:
+    assert await adapter.all_of([], max_concurrency=1) == []
 
 
 async def test_the_pool_bounds_a_batch(server: ScriptedServer, time: FakeTime) -> None:
     pool = PoolConfig(max_concurrent_calls=2, max_waiting_calls=0)
-    for kind in (AsyncFace, SyncFace):
-        face: Face = kind(server.address, time, pool=pool)
+    for kind in (AsyncAdapter, SyncAdapter):
+        adapter: ClientAdapter = kind(server.address, time, pool=pool)
 
-        results = await face.all_of(["x"] * 12, max_concurrency=50)
+        results = await adapter.all_of(["x"] * 12, max_concurrency=50)
 
         assert {type(result) for result in results} == {Generation}
-        await face.close()
+        await adapter.close()
 
 
 @pytest.mark.parametrize("kind", [Client, SyncClient])
@@ -216,18 +224,18 @@ async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: F
         await call.finished()
 
     server.scripts.append(flood)
-    face = AsyncFace(server.address, time)
-    batch = face.client.generate_many(["a"], max_concurrency=1)
+    adapter = AsyncAdapter(server.address, time)
+    batch = adapter.client.generate_many(["a"], max_concurrency=1)
     await anext(batch)
     previous = -1
     # What the transport holds fills up, and then the server waits.
     while previous != num_sent:
         previous = num_sent
-        await asyncio.wait_for(face.client.health(), 60)
+        await asyncio.wait_for(adapter.client.health(), 60)
 
     assert num_sent < 5000
     assert sum([1 async for _ in batch]) == 5001
-    await face.close()
+    await adapter.close()
 
 
 async def test_an_asynchronous_input_iterator(server: ScriptedServer, time: FakeTime) -> None:
@@ -237,22 +245,22 @@ async def test_an_asynchronous_input_iterator(server: ScriptedServer, time: Fake
             yield f"prompt {number}"
 
     server.scripts.extend([echo] * 5)
-    face = AsyncFace(server.address, time)
+    adapter = AsyncAdapter(server.address, time)
 
-    results = await face.client.generate_all(requests(), max_concurrency=2)
+    results = await adapter.client.generate_all(requests(), max_concurrency=2)
 
     assert [result.text for result in results if isinstance(result, Generation)] == [
         f"prompt {number}" for number in range(5)
     ]
-    await face.close()
+    await adapter.close()
 
 
 async def test_cancelling_the_task_cancels_the_batch(
     server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.extend([send_tokens_and_wait] * 2)
-    face = AsyncFace(server.address, time)
-    running = asyncio.create_task(face.all_of(["a", "b"], max_concurrency=2))
+    adapter = AsyncAdapter(server.address, time)
+    running = asyncio.create_task(adapter.all_of(["a", "b"], max_concurrency=2))
     calls = [await arrived(server) for _ in range(2)]
 
     running.cancel()
@@ -261,4 +269,4 @@ async def test_cancelling_the_task_cancels_the_batch(
         await running
     for call in calls:
         await until(call.cancelled)
-    await face.close()
+    await adapter.close()

@@ -24,7 +24,7 @@ from penstock.client import (
     TraceContext,
     Unavailable,
 )
-from support.client_faces import POLICY, AsyncFace, Face, FakeTime
+from support.client_adapters import POLICY, AsyncAdapter, ClientAdapter, FakeTime
 from support.scripted_server import (
     ScriptedServer,
     arrived,
@@ -36,9 +36,9 @@ from support.scripted_server import (
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-async def test_deadline_reaches_the_server(face: Face, server: ScriptedServer) -> None:
-    await face.events("Hi", deadline_s=30.0)
-    await face.events("Hi")
+async def test_deadline_reaches_the_server(adapter: ClientAdapter, server: ScriptedServer) -> None:
+    await adapter.events("Hi", deadline_s=30.0)
+    await adapter.events("Hi")
 
     remaining_s = server.requests[0].time_remaining_s
     assert remaining_s is not None
@@ -47,19 +47,23 @@ async def test_deadline_reaches_the_server(face: Face, server: ScriptedServer) -
     assert server.requests[1].time_remaining_s is None
 
 
-async def test_deadline_ends_the_call_on_both_sides(face: Face, server: ScriptedServer) -> None:
+async def test_deadline_ends_the_call_on_both_sides(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.append(send_tokens_and_wait)
 
     with pytest.raises(DeadlineExceeded):
-        await face.events("Hi", deadline_s=4.0)
+        await adapter.events("Hi", deadline_s=4.0)
 
     await until(server.requests[0].cancelled)
 
 
-async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedServer) -> None:
+async def test_trace_and_metadata_reach_the_server(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     trace = TraceContext(traceparent=PARENT, tracestate="vendor=1")
 
-    await face.events("Hi", trace=trace, metadata=(("authorization", "Bearer t"),))
+    await adapter.events("Hi", trace=trace, metadata=(("authorization", "Bearer t"),))
 
     metadata = server.requests[0].metadata
     assert metadata["traceparent"] == PARENT
@@ -67,11 +71,13 @@ async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedS
     assert metadata["authorization"] == "Bearer t"
 
 
-async def test_an_unreachable_address_is_unavailable(face: Face, time: FakeTime) -> None:
+async def test_an_unreachable_address_is_unavailable(
+    adapter: ClientAdapter, time: FakeTime
+) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        unreachable = type(face)(address, time)
+        unreachable = type(adapter)(address, time)
 
         with pytest.raises(Unavailable):
             await unreachable.events("Hi")
@@ -80,7 +86,9 @@ async def test_an_unreachable_address_is_unavailable(face: Face, time: FakeTime)
         await unreachable.close()
 
 
-async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+async def test_generate_once(
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
+) -> None:
     whole = pb.GenerateOnceResponse(
         accepted=pb.RequestAccepted(request_id="r"),
         outputs=[pb.TokenDelta(output_index=0, text="all of it", num_tokens=3)],
@@ -88,7 +96,7 @@ async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime)
     )
     server.once.extend([(grpc.StatusCode.UNAVAILABLE, "later"), whole])
 
-    generation = await face.call("generate_once", "Hi", seed=3, deadline_s=30.0)
+    generation = await adapter.call("generate_once", "Hi", seed=3, deadline_s=30.0)
 
     assert generation.text == "all of it"
     assert generation.finished.usage.num_completion_tokens == 3
@@ -96,16 +104,16 @@ async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime)
     assert time.slept_s == [0.5]
 
 
-async def test_chat(face: Face, server: ScriptedServer) -> None:
+async def test_chat(adapter: ClientAdapter, server: ScriptedServer) -> None:
     messages: list[ChatMessageLike] = [
         ChatMessage("system", "Be brief."),
         {"role": "user", "content": "Hi"},
     ]
 
-    if isinstance(face, AsyncFace):
-        events = [event async for event in face.client.chat(messages, max_tokens=4)]
+    if isinstance(adapter, AsyncAdapter):
+        events = [event async for event in adapter.client.chat(messages, max_tokens=4)]
     else:
-        events = await asyncio.to_thread(lambda: list(face.client.chat(messages, max_tokens=4)))
+        events = await asyncio.to_thread(lambda: list(adapter.client.chat(messages, max_tokens=4)))
 
     assert isinstance(events[-1], Finished)
     turns = [
@@ -116,7 +124,7 @@ async def test_chat(face: Face, server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("messages", ["Hi", [{"role": "user", "content": "Hi"}]])
 async def test_a_unary_chat_response(
-    face: Face, server: ScriptedServer, messages: str | list[ChatMessageLike]
+    adapter: ClientAdapter, server: ScriptedServer, messages: str | list[ChatMessageLike]
 ) -> None:
     server.once.append(
         pb.GenerateOnceResponse(
@@ -126,7 +134,7 @@ async def test_a_unary_chat_response(
         )
     )
 
-    answer = await face.call("chat_once", messages, max_tokens=4)
+    answer = await adapter.call("chat_once", messages, max_tokens=4)
 
     assert answer.text == "Aye."
     request = server.requests[-1].request
@@ -135,73 +143,75 @@ async def test_a_unary_chat_response(
     assert request.stopping.max_tokens == 4
 
 
-async def test_cancel_by_id(face: Face, server: ScriptedServer) -> None:
-    state = await face.call("cancel", "r-5")
+async def test_cancel_by_id(adapter: ClientAdapter, server: ScriptedServer) -> None:
+    state = await adapter.call("cancel", "r-5")
 
     assert state is RequestState.PROCESSING
     assert server.cancelled_ids == ["r-5"]
 
 
-async def test_models(face: Face) -> None:
-    models = await face.call("list_models")
-    model = await face.call("get_model")
+async def test_models(adapter: ClientAdapter) -> None:
+    models = await adapter.call("list_models")
+    model = await adapter.call("get_model")
 
     assert [model.name for model in models] == ["demo", "second"]
     assert model == models[0]
     with pytest.raises(ModelNotFound) as caught:
-        await face.call("get_model", "other")
+        await adapter.call("get_model", "other")
     assert caught.value.metadata == {"model": "x"}
 
 
-async def test_tokens_and_text(face: Face) -> None:
-    plain = await face.call("tokenize", "Hi")
-    conversation = await face.call("tokenize", [ChatMessage("user", "Hi")])
+async def test_tokens_and_text(adapter: ClientAdapter) -> None:
+    plain = await adapter.call("tokenize", "Hi")
+    conversation = await adapter.call("tokenize", [ChatMessage("user", "Hi")])
 
     assert plain.token_ids == (72, 105)
     assert conversation.rendered_text == "Hi"
-    assert await face.call("detokenize", [72, 105]) == "Hi"
-    assert await face.call("detokenize", []) == ""
+    assert await adapter.call("detokenize", [72, 105]) == "Hi"
+    assert await adapter.call("detokenize", []) == ""
     with pytest.raises(ValueError, match="tokenised already"):
-        await face.call("tokenize", [1, 2])
+        await adapter.call("tokenize", [1, 2])
 
 
-async def test_health(face: Face, server: ScriptedServer, time: FakeTime) -> None:
-    assert await face.call("health") is HealthStatus.SERVING
+async def test_health(adapter: ClientAdapter, server: ScriptedServer, time: FakeTime) -> None:
+    assert await adapter.call("health") is HealthStatus.SERVING
     await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    assert await face.call("health") is HealthStatus.NOT_SERVING
+    assert await adapter.call("health") is HealthStatus.NOT_SERVING
     with pytest.raises(NotFound):
-        await face.call("health", "no.such.Service")
+        await adapter.call("health", "no.such.Service")
     assert time.slept_s == []
 
 
-async def test_wait_until_serving(face: Face, server: ScriptedServer) -> None:
+async def test_wait_until_serving(adapter: ClientAdapter, server: ScriptedServer) -> None:
     await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    waiting = asyncio.create_task(face.call("wait_until_serving", deadline_s=30.0))
+    waiting = asyncio.create_task(adapter.call("wait_until_serving", deadline_s=30.0))
     await server.health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     await asyncio.wait_for(waiting, 60)
 
 
-async def test_waiting_for_a_server_is_bounded(face: Face, server: ScriptedServer) -> None:
+async def test_waiting_for_a_server_is_bounded(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
     with pytest.raises(DeadlineExceeded):
-        await face.call("wait_until_serving", deadline_s=0.2)
+        await adapter.call("wait_until_serving", deadline_s=0.2)
 
 
-async def test_a_closed_client_raises(face: Face, server: ScriptedServer) -> None:
-    await face.close()
+async def test_a_closed_client_raises(adapter: ClientAdapter, server: ScriptedServer) -> None:
+    await adapter.close()
 
     with pytest.raises(RuntimeError, match="closed"):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
 
-async def test_closing_ends_open_streams(face: Face, server: ScriptedServer) -> None:
+async def test_closing_ends_open_streams(adapter: ClientAdapter, server: ScriptedServer) -> None:
     server.scripts.append(send_tokens_and_wait)
-    streaming = asyncio.create_task(face.events("Hi"))
+    streaming = asyncio.create_task(adapter.events("Hi"))
     call = await arrived(server)
 
-    await face.close()
+    await adapter.close()
 
     with pytest.raises(CallCancelled):
         await asyncio.wait_for(streaming, 60)
@@ -227,22 +237,22 @@ async def test_a_break_out_of_the_loop_cancels_the_request(
     server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(send_tokens_and_wait)
-    face = AsyncFace(server.address, time)
+    adapter = AsyncAdapter(server.address, time)
 
-    async for event in face.client.generate("Hi"):
+    async for event in adapter.client.generate("Hi"):
         if isinstance(event, Tokens):
             break
 
     await until(server.requests[0].cancelled)
-    await face.close()
+    await adapter.close()
 
 
 async def test_cancelling_the_task_cancels_the_request(
     server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(send_tokens_and_wait)
-    face = AsyncFace(server.address, time)
-    streaming = asyncio.create_task(face.events("Hi"))
+    adapter = AsyncAdapter(server.address, time)
+    streaming = asyncio.create_task(adapter.events("Hi"))
     call = await arrived(server)
 
     streaming.cancel()
@@ -250,4 +260,4 @@ async def test_cancelling_the_task_cancels_the_request(
     with pytest.raises(asyncio.CancelledError):
         await streaming
     await until(call.cancelled)
-    await face.close()
+    await adapter.close()

@@ -22,7 +22,7 @@ from penstock.client import (
     Unavailable,
     Unimplemented,
 )
-from support.client_faces import POLICY, Face, FakeTime
+from support.client_adapters import POLICY, ClientAdapter, FakeTime
 from support.patience import until_true
 from support.scripted_server import (
     ScriptedServer,
@@ -40,15 +40,17 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-async def face(kind: Any, server: ScriptedServer, time: FakeTime) -> AsyncIterator[Face]:
-    face: Face = kind(server.address, time, multiplex=True)
-    yield face
-    await face.close()
+async def adapter(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> AsyncIterator[ClientAdapter]:
+    adapter: ClientAdapter = kind(server.address, time, multiplex=True)
+    yield adapter
+    await adapter.close()
 
 
-async def test_requests_share_one_call(face: Face, server: ScriptedServer) -> None:
-    events = await face.events("Hi", max_tokens=2, request_id="mine")
-    texts = await asyncio.gather(*(face.text(f"prompt {number}") for number in range(8)))
+async def test_requests_share_one_call(adapter: ClientAdapter, server: ScriptedServer) -> None:
+    events = await adapter.events("Hi", max_tokens=2, request_id="mine")
+    texts = await asyncio.gather(*(adapter.text(f"prompt {number}") for number in range(8)))
 
     assert [type(event).__name__ for event in events] == [
         "Accepted",
@@ -67,22 +69,24 @@ async def test_requests_share_one_call(face: Face, server: ScriptedServer) -> No
 
 
 async def test_generate_once_collects_a_complete_generation(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
         failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_send_tokens)
     )
 
-    generation = await face.call("generate_once", "Hi")
+    generation = await adapter.call("generate_once", "Hi")
 
     # No client had seen the first attempt's output, so it could be tried again.
     assert generation.text == "Hello, world"
     assert time.slept_s == [0.5]
 
 
-async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServer) -> None:
+async def test_an_error_is_that_of_one_request(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.append(send_tokens_and_wait)
-    other = asyncio.create_task(face.events("other"))
+    other = asyncio.create_task(adapter.events("other"))
     waiting = await arrived(server)
     server.scripts.append(
         failing(grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG", after=accept_and_send_tokens)
@@ -90,7 +94,7 @@ async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServe
     events: list[Event] = []
 
     with pytest.raises(PromptTooLong, match="scripted") as caught:
-        await face.events("Hi", request_id="mine", into=events)
+        await adapter.events("Hi", request_id="mine", into=events)
 
     assert caught.value.request_id == "mine"
     assert [type(event) for event in events] == [Accepted, Tokens]
@@ -99,26 +103,28 @@ async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServe
 
 
 async def test_rejected_requests_are_retried(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
         failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_info(7.5))
     )
 
-    assert await face.text("Hi") == ["Hello, ", "world"]
+    assert await adapter.text("Hi") == ["Hello, ", "world"]
 
     assert time.slept_s == [7.5]
     assert len(server.calls) == 1
 
 
-async def test_leaving_early_cancels_that_request(face: Face, server: ScriptedServer) -> None:
+async def test_leaving_early_cancels_that_request(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.append(send_tokens_and_wait)
 
-    await face.leave_after_output("Hi")
+    await adapter.stop_after_output("Hi")
 
     await until(server.requests[0].cancelled)
     # The end that arrives for it now belongs to no request, and is no error.
-    assert await face.text("more") == ["Hello, ", "world"]
+    assert await adapter.text("more") == ["Hello, ", "world"]
     assert len(server.calls) == 1
 
 
@@ -134,60 +140,62 @@ async def test_credit_follows_the_reader(kind: Any, server: ScriptedServer, time
         await request.finished()
 
     server.scripts.append(spend)
-    face: Face = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
-    events = await face.events("Hi")
+    adapter: ClientAdapter = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
+    events = await adapter.events("Hi")
 
     assert server.requests[0].submit.num_credit_tokens == 8
     assert sum(event.num_tokens for event in events if isinstance(event, Tokens)) == 40
     # All but what is still on its way is given back; never more than was taken.
     assert 0 <= server.requests[0].num_credit_tokens <= 8
-    await face.close()
+    await adapter.close()
 
 
 async def test_chunks_fit_the_window(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
-    face: Face = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
+    adapter: ClientAdapter = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
 
-    await face.events("Hi", min_chunk_tokens=32)
+    await adapter.events("Hi", min_chunk_tokens=32)
 
     assert server.requests[0].submit.num_credit_tokens == 64
-    await face.close()
+    await adapter.close()
 
 
 async def test_the_deadline_ends_the_request_on_both_sides(
-    face: Face, server: ScriptedServer
+    adapter: ClientAdapter, server: ScriptedServer
 ) -> None:
     server.scripts.append(send_tokens_and_wait)
     events: list[Event] = []
 
     with pytest.raises(DeadlineExceeded) as caught:
-        await face.events("Hi", deadline_s=4.0, into=events)
+        await adapter.events("Hi", deadline_s=4.0, into=events)
 
     assert caught.value.request_id == "r-1"
     assert len(events) == 2
     await until(server.requests[0].cancelled)
-    assert await face.text("more") == ["Hello, ", "world"]
+    assert await adapter.text("more") == ["Hello, ", "world"]
 
 
 async def test_a_trace_belongs_to_its_request(kind: Any, server: ScriptedServer) -> None:
     time = FakeTime()
-    face: Face = kind(server.address, time, multiplex=True)
+    adapter: ClientAdapter = kind(server.address, time, multiplex=True)
 
-    await face.events("Hi", trace=TraceContext(traceparent=PARENT))
-    await face.events("Hi")
+    await adapter.events("Hi", trace=TraceContext(traceparent=PARENT))
+    await adapter.events("Hi")
 
     assert server.requests[0].submit.traceparent == PARENT
     assert not server.requests[1].submit.HasField("traceparent")
-    await face.close()
+    await adapter.close()
 
 
-async def test_metadata_belongs_to_the_call(face: Face, server: ScriptedServer) -> None:
+async def test_metadata_belongs_to_the_call(adapter: ClientAdapter, server: ScriptedServer) -> None:
     with pytest.raises(ValueError, match=r"^metadata:"):
-        await face.events("Hi", metadata=(("x", "y"),))
+        await adapter.events("Hi", metadata=(("x", "y"),))
 
     assert server.requests == []
 
 
-async def test_a_lost_message_fails_only_its_request(face: Face, server: ScriptedServer) -> None:
+async def test_a_lost_message_fails_only_its_request(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     async def lose_one(request: ServedRequest) -> None:
         await request.accepted()
         request.next_sequence += 1
@@ -196,7 +204,7 @@ async def test_a_lost_message_fails_only_its_request(face: Face, server: Scripte
     server.scripts.append(lose_one)
 
     with pytest.raises(StreamBroken, match="expected message 1, got 2"):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     await until(server.requests[0].cancelled)
     assert len(server.calls) == 1
@@ -205,16 +213,18 @@ async def test_a_lost_message_fails_only_its_request(face: Face, server: Scripte
 # The life of the Multiplex calls under both clients: lost, rejected, old, drained, closed.
 
 
-async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedServer) -> None:
+async def test_a_draining_server_gets_a_new_call(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     """The next connection may reach another server; the old call continues to serve its open
     requests.
     """
     server.scripts.append(send_tokens_and_wait)
-    other = asyncio.create_task(face.events("other"))
+    other = asyncio.create_task(adapter.events("other"))
     waiting = await arrived(server)
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
 
-    assert await face.text("Hi") == ["Hello, ", "world"]
+    assert await adapter.text("Hi") == ["Hello, ", "world"]
 
     assert len(server.calls) == 2
     assert not server.calls[0].is_half_closed.is_set()
@@ -224,13 +234,13 @@ async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedSer
 
 
 async def test_a_lost_call_fails_all_its_requests(
-    face: Face, server: ScriptedServer, time: FakeTime
+    adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.extend([send_tokens_and_wait, accept_only])
     spoken: list[Event] = []
-    with_output = asyncio.create_task(face.events("one", into=spoken))
+    with_output = asyncio.create_task(adapter.events("one", into=spoken))
     await arrived(server)
-    without = asyncio.create_task(face.events("two"))
+    without = asyncio.create_task(adapter.events("two"))
     await arrived(server)
     await until_true(lambda: len(spoken) == 2)
 
@@ -241,7 +251,7 @@ async def test_a_lost_call_fails_all_its_requests(
     assert caught.value.request_id == "r-1"
     events = await without
     assert [type(event) for event in events[-4:]] == [
-        type(event) for event in await face.events("three")
+        type(event) for event in await adapter.events("three")
     ]
     assert len(server.calls) == 2
     assert time.slept_s == [0.5]
@@ -252,24 +262,28 @@ async def accept_only(request: ServedRequest) -> None:
     await request.cancelled.wait()
 
 
-async def test_a_server_without_multiplex_is_reported(face: Face, server: ScriptedServer) -> None:
+async def test_a_server_without_multiplex_is_reported(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.rejections.append((grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
 
     with pytest.raises(Unimplemented, match="does not offer Multiplex"):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
 
-async def test_a_rejected_call_has_its_own_status(face: Face, server: ScriptedServer) -> None:
+async def test_a_rejected_call_has_its_own_status(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.rejections.append((grpc.StatusCode.UNAUTHENTICATED, "who are you"))
 
     with pytest.raises(Unauthenticated, match="who are you"):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
-    assert await face.text("Hi") == ["Hello, ", "world"]
+    assert await adapter.text("Hi") == ["Hello, ", "world"]
 
 
 async def test_an_event_for_an_unknown_key_fails_the_call(
-    face: Face, server: ScriptedServer
+    adapter: ClientAdapter, server: ScriptedServer
 ) -> None:
     async def stray(request: ServedRequest) -> None:
         request.key = 77
@@ -278,52 +292,54 @@ async def test_an_event_for_an_unknown_key_fails_the_call(
     server.scripts.append(stray)
 
     with pytest.raises(StreamBroken, match="request 77"):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     await until(server.calls[0].has_ended)
 
 
 async def test_old_calls_are_replaced(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
-    face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=100.0))
-    await face.events("Hi")
+    adapter: ClientAdapter = kind(
+        server.address, time, multiplex=MultiplexConfig(max_call_age_s=100.0)
+    )
+    await adapter.events("Hi")
     time.now_s += 99.0
-    await face.events("Hi")
+    await adapter.events("Hi")
     assert len(server.calls) == 1
     time.now_s += 1.0
 
-    await face.events("Hi")
+    await adapter.events("Hi")
 
     assert len(server.calls) == 2
     await until(server.calls[0].is_half_closed)
     await until(server.calls[0].has_ended)
-    await face.close()
+    await adapter.close()
 
 
-async def test_closing_ends_open_requests(face: Face, server: ScriptedServer) -> None:
+async def test_closing_ends_open_requests(adapter: ClientAdapter, server: ScriptedServer) -> None:
     server.scripts.append(send_tokens_and_wait)
-    streaming = asyncio.create_task(face.events("Hi"))
+    streaming = asyncio.create_task(adapter.events("Hi"))
     await arrived(server)
 
-    await face.close()
+    await adapter.close()
 
     with pytest.raises(CallCancelled, match="closed"):
         await asyncio.wait_for(streaming, 60)
     await until(server.calls[0].has_ended)
 
 
-async def test_closing_may_wait(face: Face, server: ScriptedServer) -> None:
+async def test_closing_may_wait(adapter: ClientAdapter, server: ScriptedServer) -> None:
     server.scripts.append(send_tokens_and_wait)
-    streaming = asyncio.create_task(face.events("Hi"))
+    streaming = asyncio.create_task(adapter.events("Hi"))
     request = await arrived(server)
-    closing = asyncio.create_task(face.close(grace_s=30.0))
-    await until_true(lambda: face.client.pool_state.is_closed)
+    closing = asyncio.create_task(adapter.close(grace_s=30.0))
+    await until_true(lambda: adapter.client.pool_state.is_closed)
 
     request.cancelled.set()
 
     assert len(await asyncio.wait_for(streaming, 60)) == 3
     await asyncio.wait_for(closing, 60)
     with pytest.raises(RuntimeError, match="closed"):
-        await face.events("more")
+        await adapter.events("more")
 
 
 async def test_an_unreachable_service_is_reported_for_each_request(
@@ -331,35 +347,39 @@ async def test_an_unreachable_service_is_reported_for_each_request(
 ) -> None:
     async with scripted_server() as server:
         address = server.address
-    face: Face = kind(address, time, multiplex=True)
+    adapter: ClientAdapter = kind(address, time, multiplex=True)
 
     with pytest.raises(Unavailable):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     assert len(time.slept_s) == POLICY.max_attempts - 1
-    await face.close()
+    await adapter.close()
 
 
 async def test_each_channel_has_a_call(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
-    face: Face = kind(server.address, time, multiplex=True, pool=PoolConfig(num_channels=2))
+    adapter: ClientAdapter = kind(
+        server.address, time, multiplex=True, pool=PoolConfig(num_channels=2)
+    )
 
     for _ in range(6):
-        await face.events("Hi")
+        await adapter.events("Hi")
 
     assert [len(call.requests) for call in server.calls] == [3, 3]
     assert len({call.peer for call in server.calls}) == 2
-    await face.close()
+    await adapter.close()
 
 
-async def test_an_abandoned_batch_cancels_its_requests(face: Face, server: ScriptedServer) -> None:
+async def test_an_abandoned_batch_cancels_its_requests(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
     server.scripts.extend([send_tokens_and_wait] * 3)
 
-    await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
+    await adapter.stop_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
 
     for request in server.requests:
         await until(request.cancelled)
     assert len(server.requests) == 3
-    await until_true(lambda: face.client.pool_state.num_open_calls == 0)
+    await until_true(lambda: adapter.client.pool_state.num_open_calls == 0)
 
 
 async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime) -> None:
@@ -368,14 +388,16 @@ async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime)
     """
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
-        face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0))
+        adapter: ClientAdapter = kind(
+            server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0)
+        )
         server.scripts.append(send_tokens_and_wait)
-        old = asyncio.create_task(face.events("old"))
+        old = asyncio.create_task(adapter.events("old"))
         request = await arrived(server)
 
         for _ in range(500):
             time.now_s += 1.0
-            await face.events("Hi")
+            await adapter.events("Hi")
             if server.calls[-1].peer != request.call.peer:
                 break
 
@@ -385,4 +407,4 @@ async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime)
         assert len(await old) == 3
         await until(request.call.is_half_closed)
         assert time.slept_s == []
-        await face.close()
+        await adapter.close()

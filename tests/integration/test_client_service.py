@@ -14,7 +14,7 @@ from penstock.client import (
     PoolConfig,
     TokenPrompt,
 )
-from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
+from support.client_adapters import AsyncAdapter, ClientAdapter, FakeTime, SyncAdapter
 from support.pages import REPOSITORY
 from support.service import Service, simulated, started
 
@@ -33,36 +33,36 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(
-    params=[AsyncFace, SyncFace], ids=["async", "blocking"], loop_scope="module"
+    params=[AsyncAdapter, SyncAdapter], ids=["async", "blocking"], loop_scope="module"
 )
-async def face(request: pytest.FixtureRequest, service: Service) -> AsyncIterator[Face]:
-    face: Face = request.param(
+async def adapter(request: pytest.FixtureRequest, service: Service) -> AsyncIterator[ClientAdapter]:
+    adapter: ClientAdapter = request.param(
         service.address,
         FakeTime(),
         multiplex=MultiplexConfig(window_tokens=4),
         pool=PoolConfig(num_channels=2, max_concurrent_calls=16),
     )
-    yield face
-    await face.close()
+    yield adapter
+    await adapter.close()
 
 
 async def test_multiplexed_output_equals_that_of_a_single_call(
-    face: Face, service: Service
+    adapter: ClientAdapter, service: Service
 ) -> None:
-    plain = type(face)(service.address, FakeTime())
+    plain = type(adapter)(service.address, FakeTime())
 
     own = await plain.call("generate_once", PROMPT, max_tokens=40, **GREEDY)
-    shared = await face.call("generate_once", PROMPT, max_tokens=40, **GREEDY)
+    shared = await adapter.call("generate_once", PROMPT, max_tokens=40, **GREEDY)
 
     assert shared.outputs == own.outputs
     assert len(shared.outputs[0].records) == 40
     await plain.close()
 
 
-async def test_a_batch_over_shared_calls(face: Face) -> None:
+async def test_a_batch_over_shared_calls(adapter: ClientAdapter) -> None:
     requests = [TokenPrompt(ids=(5, 6, 7, 8 + number)) for number in range(40)]
 
-    results = await face.all_of(requests, max_concurrency=12, max_tokens=6, **GREEDY)
+    results = await adapter.all_of(requests, max_concurrency=12, max_tokens=6, **GREEDY)
 
     assert [type(result) for result in results] == [Generation] * 40
     assert {result.finished.usage.num_completion_tokens for result in results} == {6}

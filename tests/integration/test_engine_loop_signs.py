@@ -41,7 +41,7 @@ def read(frame: bytes) -> Frame:
     return decode(body)
 
 
-class BeatingPublisher(StatusPublisher):
+class RecordingPublisher(StatusPublisher):
     """Records every heartbeat of the loop in `rounds`."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
@@ -61,7 +61,7 @@ def test_an_idle_loop_sends_heartbeats_and_runs_its_periodic_tasks(
     done: queue.Queue[str] = queue.Queue()
     with listening(path) as listener:
         connections = FrontConnections(listener, dispatcher)
-        publisher = BeatingPublisher(board, dispatcher)
+        publisher = RecordingPublisher(board, dispatcher)
         loop = EngineLoop(connections, time.monotonic, publisher)
         loop.add_task(lambda: done.put("one"))
         loop.add_task(lambda: done.put("two"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Client, Unauthenticated
-from support.kubernetes import build, container_of, settings_of, the
+from support.kubernetes import build, container_of, named_manifest, settings_of
 from support.patience import PATIENCE_S
 from support.service import simulated, started
 
@@ -58,7 +58,7 @@ async def test_a_pod_as_the_manifests_make_it(root: Path) -> None:
     }
     for folder in folders.values():
         folder.mkdir()
-    text = the(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
+    text = named_manifest(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     filled = re.sub(r'"0{64}"', f'"{digest}"', text, count=1)
     (folders["/etc/penstock/policy"] / "policy.toml").write_text(filled, encoding="utf-8")

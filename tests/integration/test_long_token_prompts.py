@@ -19,7 +19,7 @@ MANY = 100
 """Prompts with more ids are converted on a thread."""
 
 
-class Conversions:
+class BlockingConversions:
     """Stands in for `token_array`: records whether it runs on the loop's thread; a long conversion
     waits until `released` is set.
     """
@@ -39,8 +39,8 @@ class Conversions:
 
 
 @pytest.fixture
-async def conversions(monkeypatch: pytest.MonkeyPatch) -> Conversions:
-    found = Conversions()
+async def conversions(monkeypatch: pytest.MonkeyPatch) -> BlockingConversions:
+    found = BlockingConversions()
     monkeypatch.setattr(prompt, "token_array", found)
     monkeypatch.setattr(prompt, "IDS_AT_ONCE", MANY)
     return found
@@ -66,7 +66,11 @@ async def rejection(served: ServedFront, message: pb.GenerateRequest) -> grpc.ai
 @pytest.mark.parametrize(("num_ids", "is_on_loop"), [(MANY, True), (MANY + 1, False)])
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Multiplex"])
 async def test_long_prompts_are_converted_on_a_thread(
-    served: ServedFront, conversions: Conversions, method: str, num_ids: int, is_on_loop: bool
+    served: ServedFront,
+    conversions: BlockingConversions,
+    method: str,
+    num_ids: int,
+    is_on_loop: bool,
 ) -> None:
     ids = [60 + index % 30 for index in range(num_ids)]
     stub, message = served.stub, request(ids)
@@ -86,7 +90,7 @@ async def test_long_prompts_are_converted_on_a_thread(
 
 
 async def test_unknown_ids_of_a_long_prompt_are_named(
-    served: ServedFront, conversions: Conversions
+    served: ServedFront, conversions: BlockingConversions
 ) -> None:
     message = request([72] * 200)
     message.request_id = "mine"
@@ -99,7 +103,7 @@ async def test_unknown_ids_of_a_long_prompt_are_named(
 
 @pytest.mark.parametrize(("num_ids", "max_tokens"), [(512, 1), (600, 1), (500, 13)])
 async def test_a_prompt_that_cannot_fit_is_rejected_without_conversion(
-    served: ServedFront, conversions: Conversions, num_ids: int, max_tokens: int
+    served: ServedFront, conversions: BlockingConversions, num_ids: int, max_tokens: int
 ) -> None:
     message = request([72] * num_ids)
     message.stopping.max_tokens = max_tokens
@@ -110,7 +114,7 @@ async def test_a_prompt_that_cannot_fit_is_rejected_without_conversion(
 
 
 async def test_a_conversion_does_not_block_other_requests_of_its_stream(
-    served: ServedFront, conversions: Conversions
+    served: ServedFront, conversions: BlockingConversions
 ) -> None:
     conversions.released.clear()
     call = served.stub.Multiplex()

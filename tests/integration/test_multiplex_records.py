@@ -129,7 +129,7 @@ async def test_a_dropped_stream_leaves_one_record_per_request(text: ModelText, h
             await stream.served.server.stop()
         elif how == "engine lost":
             stream.served.port.go_down()
-            stream.served.server.front.on_given_up()
+            stream.served.server.front.on_no_further_engine()
         for _ in keys:
             await stream.record(*expected)
     assert len(stream.log.records) == len(keys)

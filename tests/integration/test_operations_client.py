@@ -29,7 +29,7 @@ from penstock.client import (
     Unavailable,
     WaitReason,
 )
-from support.client_faces import AsyncCalls, Face, SyncCalls
+from support.client_adapters import AsyncCalls, ClientAdapter, SyncCalls
 from support.operations_server import ServedOperations, serving_operations
 from support.patience import PATIENCE_S
 from support.reports import small_recording
@@ -49,14 +49,14 @@ class SyncOperator(SyncCalls):
 @pytest.fixture(params=[AsyncOperator, SyncOperator])
 async def each_operator(
     request: pytest.FixtureRequest, operations: ServedOperations
-) -> AsyncIterator[Face]:
+) -> AsyncIterator[ClientAdapter]:
     operator = request.param(operations.address, retry=NO_RETRY)
     yield operator
     await operator.close()
 
 
 @pytest.fixture
-async def operator(operations: ServedOperations) -> AsyncIterator[Face]:
+async def operator(operations: ServedOperations) -> AsyncIterator[ClientAdapter]:
     """Provide the async client, for code that both clients share: requests and the decoding of
     responses.
     """
@@ -65,13 +65,13 @@ async def operator(operations: ServedOperations) -> AsyncIterator[Face]:
     await operator.close()
 
 
-async def watched(operator: Face, num: int, **options: Any) -> Any:
+async def watched(operator: ClientAdapter, num: int, **options: Any) -> Any:
     """Return the first `num` statistics of a watch."""
     return await operator.items("watch_stats", until=lambda items: len(items) == num, **options)
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    def face(kind: type) -> dict[str, tuple[Any, ...]]:
+    def adapter(kind: type) -> dict[str, tuple[Any, ...]]:
         return {
             name: tuple(
                 (parameter.name, parameter.default, parameter.kind)
@@ -82,10 +82,10 @@ def test_both_clients_have_the_same_methods() -> None:
             if not name.startswith("_") or name == "__init__"
         }
 
-    assert face(OperationsClient) == face(SyncOperationsClient)
+    assert adapter(OperationsClient) == adapter(SyncOperationsClient)
 
 
-async def test_stats_are_values_in_seconds(each_operator: Face) -> None:
+async def test_stats_are_values_in_seconds(each_operator: ClientAdapter) -> None:
     stats: ServerStats = await each_operator.call("get_stats")
     (model,) = stats.models
 
@@ -111,7 +111,7 @@ async def test_stats_are_values_in_seconds(each_operator: Face) -> None:
 
 
 async def test_a_watch_ends_when_its_reader_stops(
-    each_operator: Face, operations: ServedOperations
+    each_operator: ClientAdapter, operations: ServedOperations
 ) -> None:
     operations.fake.snapshots = [
         dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
@@ -127,7 +127,9 @@ async def test_a_watch_ends_when_its_reader_stops(
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_closing_ends_a_watch(kind: type[Face], operations: ServedOperations) -> None:
+async def test_closing_ends_a_watch(
+    kind: type[ClientAdapter], operations: ServedOperations
+) -> None:
     operator = kind(operations.address)
     asked = asyncio.Event()
     operations.fake.on_snapshot = asked.set
@@ -140,7 +142,7 @@ async def test_closing_ends_a_watch(kind: type[Face], operations: ServedOperatio
 
 
 async def test_requests_are_listed_over_all_pages(
-    operator: Face, operations: ServedOperations
+    operator: ClientAdapter, operations: ServedOperations
 ) -> None:
     operations.fake.requests = numbered(2500)
 
@@ -151,7 +153,9 @@ async def test_requests_are_listed_over_all_pages(
         assert len(found) == min(num, 2500)
 
 
-async def test_a_live_request_is_a_value(operator: Face, operations: ServedOperations) -> None:
+async def test_a_live_request_is_a_value(
+    operator: ClientAdapter, operations: ServedOperations
+) -> None:
     operations.fake.requests = (
         request_view(1, time_to_deadline_s=2.5),
         waiting_view(2, tenant="b"),
@@ -170,7 +174,7 @@ async def test_a_live_request_is_a_value(operator: Face, operations: ServedOpera
         await operator.call("get_request", "nobody")
 
 
-async def test_commands_of_operators(operator: Face, operations: ServedOperations) -> None:
+async def test_commands_of_operators(operator: ClientAdapter, operations: ServedOperations) -> None:
     operations.fake.requests = numbered(2)
 
     assert await operator.call("drain") == 2
@@ -190,7 +194,7 @@ async def test_commands_of_operators(operator: Face, operations: ServedOperation
     ]
 
 
-async def test_flight_records(each_operator: Face, operations: ServedOperations) -> None:
+async def test_flight_records(each_operator: ClientAdapter, operations: ServedOperations) -> None:
     operations.fake.recording = small_recording()
 
     steps = await each_operator.call("get_flight_steps", max_steps=3)
@@ -214,14 +218,14 @@ async def test_flight_records(each_operator: Face, operations: ServedOperations)
     ],
 )
 async def test_arguments_that_cannot_be_sent(
-    operator: Face, name: str, options: dict[str, Any], message: str
+    operator: ClientAdapter, name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{message}:"):
         await operator.call(name, **options)
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_errors_without_a_service_and_with_a_closed_client(kind: type[Face]) -> None:
+async def test_errors_without_a_service_and_with_a_closed_client(kind: type[ClientAdapter]) -> None:
     async with serving_operations() as operations:
         address = operations.address
     operator = kind(address, retry=NO_RETRY)

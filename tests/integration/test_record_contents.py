@@ -91,7 +91,10 @@ async def test_a_stalled_reader_is_reported_in_its_record(text: ModelText) -> No
         served.port.admit(key)
         await asyncio.wait_for(call.read(), PATIENCE_S)
         letters = served.encode("abcdefgh") * 16
-        while served.server.num_live_requests and not served.server.front.counters.num_cut_readers:
+        while (
+            served.server.num_live_requests
+            and not served.server.front.counters.num_disconnected_readers
+        ):
             served.port.emit(tokens=[(key, letter) for letter in letters])
             await asyncio.sleep(0)
         call.cancel()

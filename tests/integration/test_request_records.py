@@ -62,7 +62,7 @@ async def act_silence(served: ServedFront, call: Call) -> None:
 async def act_engine_lost(served: ServedFront, call: Call) -> None:
     served.port.admit(await served.port.next_key())
     served.port.go_down()
-    served.server.front.on_given_up()
+    served.server.front.on_no_further_engine()
 
 
 async def act_stop(served: ServedFront, call: Call) -> None:

@@ -18,14 +18,14 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.core import FakeClock
+from support.front_pair import front_pair
 from support.fronts import rich_error
-from support.mortal_fronts import mortal_fronts
 from support.resumed import (
-    lose,
     outputs_of,
+    read_and_cancel,
     read_some,
-    rest_after,
     resumable,
+    resume_after,
     resumed,
     unbroken,
 )
@@ -39,11 +39,11 @@ async def whole_of(text: ModelText, message: pb.GenerateRequest) -> list[pb.Gene
 
 async def test_resume_waits_for_an_engine(text: ModelText) -> None:
     whole = await whole_of(text, resumable(30))
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first, second = site.fronts
-        reported = await lose(first, first.stub.Generate(resumable(30)), 5)
+        reported = await read_and_cancel(first, first.stub.Generate(resumable(30)), 5)
         first.link.close()
-        call = second.stub.Resume(rest_after(reported))
+        call = second.stub.Resume(resume_after(reported))
         await second.until(lambda: second.server.num_active_calls == 1)
         await site.replace_engine()
         rest: list[Any] = await second.end_of(call)
@@ -78,15 +78,15 @@ async def test_a_request_in_transfer_is_neither_lost_nor_duplicated(
         await may_proceed.wait()
         return await tokenize(*args, **options)
 
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first, second = site.fronts
-        reported = await lose(first, first.stub.Generate(resumable(200)), 5)
+        reported = await read_and_cancel(first, first.stub.Generate(resumable(200)), 5)
         tokenize = second.front.prompts.tokenize
         monkeypatch.setattr(second.front.prompts, "tokenize", slowly)
-        taken = second.stub.Resume(rest_after(reported))
+        taken = second.stub.Resume(resume_after(reported))
         await second.until(begun.is_set, steps=True)
         await site.replace_engine()
-        back = first.stub.Resume(rest_after(reported))
+        back = first.stub.Resume(resume_after(reported))
         await first.until(lambda: first.server.num_active_calls == 1)
         await site.turns(20)
         assert first.server.num_live_requests == 0, "it is with the other"
@@ -99,12 +99,12 @@ async def test_a_request_in_transfer_is_neither_lost_nor_duplicated(
 
 
 async def test_results_are_passed_to_new_engines_until_their_grace_ends(text: ModelText) -> None:
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first, second = site.fronts
         reported = await first.end_of(first.stub.Generate(resumable(30)))
         await site.replace_engine()
         assert len(first.front.results) == 1
-        rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(reported[:4])))
+        rest: list[Any] = await second.end_of(second.stub.Resume(resume_after(reported[:4])))
         assert outputs_of([*reported[:4], *(r.response for r in rest)]) == outputs_of(reported)
         await site.turns(3)
         assert (len(first.front.results), len(second.front.results)) == (0, 1)
@@ -117,9 +117,9 @@ async def test_results_are_passed_to_new_engines_until_their_grace_ends(text: Mo
 
 async def test_concurrent_resumes_on_several_fronts_all_succeed(text: ModelText) -> None:
     async with stepped(text) as first, another_front(first) as second:
-        reported = await lose(first, first.stub.Generate(resumable(60)), 5)
+        reported = await read_and_cancel(first, first.stub.Generate(resumable(60)), 5)
         calls = [
-            (service, service.stub.Resume(rest_after(reported)))
+            (service, service.stub.Resume(resume_after(reported)))
             for _ in range(6)
             for service in (first, second)
         ]
@@ -139,7 +139,7 @@ async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over
     text: ModelText,
 ) -> None:
     async with stepped(text) as first, another_front(first) as second:
-        reported = await lose(first, first.stub.Generate(resumable(60)), 5)
+        reported = await read_and_cancel(first, first.stub.Generate(resumable(60)), 5)
         stream = first.link.dispatcher.kept.find("r")
         assert stream is not None
 
@@ -147,9 +147,9 @@ async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over
             first.read_commands()
             return stream.front_id == front_id
 
-        elsewhere = second.stub.Resume(rest_after(reported))
+        elsewhere = second.stub.Resume(resume_after(reported))
         await second.until(lambda: attached_to(2))
-        back = first.stub.Resume(rest_after(reported))
+        back = first.stub.Resume(resume_after(reported))
         await first.until(lambda: attached_to(1))
         rest: list[Any] = await first.end_of(back)
         assert unbroken([*reported, *(r.response for r in rest)])
@@ -166,16 +166,16 @@ async def test_after_a_lost_front_a_stream_resumes_at_any_point(
     message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
     whole = await whole_of(text, message)
     async with stepped(text) as first, another_front(first) as second:
-        reported = await lose(first, first.stub.Generate(message), 20)
+        reported = await read_and_cancel(first, first.stub.Generate(message), 20)
         await first.disconnect()
-        newest = second.stub.Resume(rest_after(reported, 2))
+        newest = second.stub.Resume(resume_after(reported, 2))
         if is_ended:
             await second.end_of(newest)
         else:
             await read_some(second, newest, 1)
         for num_had in (17, 9, 1, 0, 0):
             had = reported[:num_had]
-            rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(had, 2)))
+            rest: list[Any] = await second.end_of(second.stub.Resume(resume_after(had, 2)))
             responses = [*had, *(r.response for r in rest)]
             assert unbroken(responses)
             assert outputs_of(responses) == outputs_of(whole)
@@ -193,9 +193,9 @@ async def test_restoring_a_long_history_does_not_block_other_requests(
 ) -> None:
     monkeypatch.setattr(attachments, "_TOKENS_PER_ITERATION", 2)
     whole = await whole_of(text, resumable(200))
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first, second = site.fronts
-        reported = await lose(first, first.stub.Generate(resumable(200)), 5)
+        reported = await read_and_cancel(first, first.stub.Generate(resumable(200)), 5)
         first.step(60)
         sizes: list[int] = []
         apply_history = second.front.apply_history
@@ -205,7 +205,7 @@ async def test_restoring_a_long_history_does_not_block_other_requests(
             apply_history(request, events)
 
         monkeypatch.setattr(second.front, "apply_history", watched)
-        call = second.stub.Resume(rest_after(reported))
+        call = second.stub.Resume(resume_after(reported))
         await second.until(lambda: sum(sizes) > 20, steps=True)
         assert max(sizes) <= 2
         (request,) = second.front.attaching
@@ -216,7 +216,7 @@ async def test_restoring_a_long_history_does_not_block_other_requests(
         elif meanwhile == "cancelled":
             await second.result_of(second.front.cancel("r"))
         elif meanwhile == "taken back":
-            rest = await first.end_of(first.stub.Resume(rest_after(reported)))
+            rest = await first.end_of(first.stub.Resume(resume_after(reported)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await second.end_of(call)
             assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
@@ -240,9 +240,9 @@ async def test_restoring_a_long_history_does_not_block_other_requests(
 async def test_a_cancel_during_tokenisation_for_a_resume_ends_the_request(
     text: ModelText, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first, second = site.fronts
-        reported = await lose(first, first.stub.Generate(resumable(200)), 5)
+        reported = await read_and_cancel(first, first.stub.Generate(resumable(200)), 5)
         is_tokenising, may_proceed = asyncio.Event(), asyncio.Event()
         tokenize = second.front.prompts.tokenize
 
@@ -254,7 +254,7 @@ async def test_a_cancel_during_tokenisation_for_a_resume_ends_the_request(
             return await tokenize(*args, **options)
 
         monkeypatch.setattr(second.front.prompts, "tokenize", slowly)
-        call = second.stub.Resume(rest_after(reported))
+        call = second.stub.Resume(resume_after(reported))
         await second.until(is_tokenising.is_set, steps=True)
         if meanwhile != "prompt is rejected":
             cancelling = asyncio.ensure_future(second.front.cancel("r"))
@@ -300,7 +300,7 @@ async def test_a_reconnected_front_replays_a_request_in_the_engine_that_kept_it(
 ) -> None:
     message = await one_of_two_ends(text)
     whole = await whole_of(text, message)
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first = site.fronts[0]
         call = first.stub.Generate(message)
         reported = await read_some(first, call, 40)
@@ -313,9 +313,9 @@ async def test_a_reconnected_front_replays_a_request_in_the_engine_that_kept_it(
 
 async def test_a_request_that_cannot_be_resumed_does_not_run_unread(text: ModelText) -> None:
     message = await one_of_two_ends(text)
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first = site.fronts[0]
-        await lose(first, first.stub.Generate(message), 40)
+        await read_and_cancel(first, first.stub.Generate(message), 40)
         assert first.server.num_live_requests == 1
         await site.replace_engine()
         assert first.server.num_live_requests == 0
@@ -326,7 +326,7 @@ async def test_a_result_attached_while_its_engine_dies_is_kept_by_the_next(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attachments, "_TOKENS_PER_ITERATION", 2)
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first, second = site.fronts
         whole = await first.end_of(first.stub.Generate(resumable(100)))
         call = second.stub.Resume(resumed("r"))

@@ -15,12 +15,12 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import rich_error
 from support.resumed import (
-    lose,
     num_tokens_of,
     outputs_of,
+    read_and_cancel,
     read_some,
-    rest_after,
     resumable,
+    resume_after,
     resumed,
     unbroken,
 )
@@ -86,7 +86,7 @@ async def test_a_stream_is_resumed_at_another_front(
     if message.output.echo and not any(num_tokens_of(reported)):
         reported = reported[:1]  # no client knows how many prompt tokens the other messages had
     rest: list[Any] = await second.end_of(
-        second.stub.Resume(rest_after(reported, message.sampling.num_outputs or 1))
+        second.stub.Resume(resume_after(reported, message.sampling.num_outputs or 1))
     )
     responses = [*reported, *(r.response for r in rest)]
     assert unbroken(responses)
@@ -139,7 +139,7 @@ async def test_requests_of_a_lost_front_continue(
         reported = reported[:1]  # no client knows how many prompt tokens the other messages had
     first.step(num_more)
     await first.disconnect()
-    request = rest_after(reported, message.sampling.num_outputs or 1)
+    request = resume_after(reported, message.sampling.num_outputs or 1)
     rest: list[Any] = await second.end_of(second.stub.Resume(request))
     responses = [*reported, *(r.response for r in rest)]
     assert unbroken(responses)
@@ -160,7 +160,7 @@ async def test_mismatched_token_counts_are_out_of_range_and_change_nothing(
     first, second = fronts
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
-    reported = await lose(first, first.stub.Generate(message), 9)
+    reported = await read_and_cancel(first, first.stub.Generate(message), 9)
     await first.disconnect()
     wrong = resumed("r", next_sequence=next_sequence, num_received=num_received)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -175,12 +175,12 @@ async def test_a_cancelled_resume_does_not_lose_the_stream(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
-    reported = await lose(first, first.stub.Generate(resumable(num_tokens=200)), 5)
-    call = second.stub.Resume(rest_after(reported))
+    reported = await read_and_cancel(first, first.stub.Generate(resumable(num_tokens=200)), 5)
+    call = second.stub.Resume(resume_after(reported))
     await second.until(lambda: second.server.num_active_calls == 1)
     call.cancel()
     await second.until(lambda: not second.server.num_active_calls)
-    rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(reported)))
+    rest: list[Any] = await second.end_of(second.stub.Resume(resume_after(reported)))
     assert unbroken([*reported, *(r.response for r in rest)])
 
 
@@ -190,7 +190,7 @@ async def test_a_front_that_disconnects_during_a_resume_leaves_its_requests(
     first, second = fronts
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
-    reported = await lose(first, first.stub.Generate(message), 5)
+    reported = await read_and_cancel(first, first.stub.Generate(message), 5)
     counts = num_tokens_of(reported)
     call = second.stub.Resume(resumed("r", next_sequence=5, num_received=counts))
     reading = asyncio.ensure_future(second.end_of(call))
@@ -221,11 +221,11 @@ async def test_another_tenant_cannot_resume_on_another_front(text: ModelText) ->
         another_front(first, tenant_metadata_key=key) as second,
     ):
         call = first.stub.Generate(resumable(num_tokens=200), metadata=((key, "a"),))
-        reported = await lose(first, call, 5)
+        reported = await read_and_cancel(first, call, 5)
         for other in ((), ((key, "b"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await second.end_of(second.stub.Resume(resumed("r"), metadata=other))
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        mine = second.stub.Resume(rest_after(reported), metadata=((key, "a"),))
+        mine = second.stub.Resume(resume_after(reported), metadata=((key, "a"),))
         rest: list[Any] = await second.end_of(mine)
         assert unbroken([*reported, *(r.response for r in rest)])

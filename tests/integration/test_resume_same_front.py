@@ -19,11 +19,11 @@ from support.core import FakeClock
 from support.fronts import SMALL_WINDOW, rich_error
 from support.record_log import RecordLog
 from support.resumed import (
-    lose,
     outputs_of,
+    read_and_cancel,
     read_some,
-    rest_after,
     resumable,
+    resume_after,
     resumed,
 )
 from support.stepped_service import SteppedService, stepped
@@ -53,10 +53,10 @@ async def read_one(call: Any) -> Any:
 async def test_a_lost_stream_resumes_at_its_position(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=40)
     call = service.stub.Generate(resumable(num_tokens=40))
-    first = await lose(service, call, 8)
+    first = await read_and_cancel(service, call, 8)
     await service.until(lambda: not service.step())
     assert service.is_clean(), "it went on without a reader, to its end"
-    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(resume_after(first)))
     responses = [*first, *(r.response for r in rest)]
     assert [r.sequence for r in responses] == list(range(len(responses)))
     assert outputs_of(responses) == outputs_of(whole)
@@ -66,7 +66,7 @@ async def test_a_finished_result_can_be_resumed_at_any_position(service: Stepped
     whole = await service.end_of(service.stub.Generate(resumable(num_tokens=20)))
     for start in range(len(whole) + 1):
         first = whole[:start]
-        rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
+        rest: list[Any] = await service.end_of(service.stub.Resume(resume_after(first)))
         responses = [*first, *(r.response for r in rest)]
         assert [r.sequence for r in responses] == list(range(len(responses)))
         if rest:
@@ -76,13 +76,13 @@ async def test_a_finished_result_can_be_resumed_at_any_position(service: Stepped
 async def test_resume_continues_live(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=200)
     call = service.stub.Generate(resumable(num_tokens=200))
-    first = await lose(service, call, 5)
-    resume = service.stub.Resume(rest_after(first))
+    first = await read_and_cancel(service, call, 5)
+    resume = service.stub.Resume(resume_after(first))
     second = await read_some(service, resume, 3)
     resume.cancel()
     await service.until(lambda: not service.server.num_active_calls)
     so_far = [*first, *(r.response for r in second)]
-    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(so_far)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(resume_after(so_far)))
     responses = [*so_far, *(r.response for r in rest)]
     assert [r.sequence for r in responses] == list(range(len(responses)))
     assert outputs_of(responses) == outputs_of(whole)
@@ -173,7 +173,7 @@ async def test_impossible_token_counts_are_out_of_range(
 async def test_more_tokens_than_an_ended_request_has_are_out_of_range(
     service: SteppedService,
 ) -> None:
-    await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
+    await read_and_cancel(service, service.stub.Generate(resumable(num_tokens=400)), 4)
     await service.stub.Cancel(pb.CancelRequest(request_id="r"))
     service.step(2)
     wrong = resumed("r", next_sequence=3, num_received=[300])
@@ -200,7 +200,7 @@ async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText)
     clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
         call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
-        await lose(service, call, 4)
+        await read_and_cancel(service, call, 4)
         service.read_commands()
         clock.now_s += 4.9
         service.link.dispatcher.sweep()
@@ -233,12 +233,12 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
 
 async def test_cancel_of_a_request_without_a_call(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
-    reported = await lose(service, call, 4)
+    reported = await read_and_cancel(service, call, 4)
     answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
     assert answer.state == state_pb2.REQUEST_STATE_PROCESSING
     service.step(2)
     assert service.is_clean()
-    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(reported)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(resume_after(reported)))
     (end,) = rest[-1].response.finished.outputs
     assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
     cancelling = service.stub.Cancel(pb.CancelRequest(request_id="r"))
@@ -250,7 +250,7 @@ async def test_without_resume_a_lost_call_cancels_its_request(service: SteppedSe
     message = resumable(num_tokens=400)
     message.ClearField("resume_timeout")
     call = service.stub.Generate(message)
-    await lose(service, call, 4)
+    await read_and_cancel(service, call, 4)
     service.read_commands()
     assert service.is_clean()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -308,7 +308,7 @@ async def test_a_multiplexed_request_is_kept_too(service: SteppedService) -> Non
     await service.result_of(read())
     call.cancel()
     await service.until(lambda: not service.server.num_active_calls)
-    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(resume_after(first)))
     responses = [*first, *(r.response for r in rest)]
     assert [r.sequence for r in responses] == list(range(len(responses)))
     assert outputs_of(responses) == outputs_of(whole)
@@ -337,7 +337,7 @@ async def test_a_multiplexed_request_resumed_elsewhere_ends_on_its_call(
 
 async def test_a_drain_does_not_wait_for_unread_streams(text: ModelText) -> None:
     async with stepped(text) as service:
-        await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
+        await read_and_cancel(service, service.stub.Generate(resumable(num_tokens=400)), 4)
         async with asyncio.timeout(30.0):
             await service.server.drain(1000.0)
 
@@ -353,7 +353,7 @@ async def test_a_stalled_reader_loses_its_call_but_not_its_request(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(call)
         assert rich_error(caught.value).info.reason == "READER_STALLED"
-        rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(reported)))
+        rest: list[Any] = await service.end_of(service.stub.Resume(resume_after(reported)))
         assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
@@ -362,8 +362,8 @@ async def test_the_call_that_submitted_a_request_has_its_record(service: Stepped
     service.front.accounts._recorder = log.recorder  # pyright: ignore[reportPrivateUsage]
     whole = service.stub.Generate(resumable(request_id="whole"))
     await service.end_of(whole)
-    reported = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
-    await service.end_of(service.stub.Resume(rest_after(reported)))
+    reported = await read_and_cancel(service, service.stub.Generate(resumable(num_tokens=40)), 5)
+    await service.end_of(service.stub.Resume(resume_after(reported)))
     await service.until(lambda: not service.server.num_active_calls)
-    service.front.accounts.settle()
+    service.front.accounts.flush()
     assert [(one.request_id, one.code) for one in log.records] == [("whole", 0), ("r", 1)]

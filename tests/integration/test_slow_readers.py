@@ -82,7 +82,7 @@ async def test_a_backlog_beyond_the_limit_closes_the_stream(
         error = rich_error(caught.value)
         assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.info.reason == "READER_STALLED"
-        assert served.server.front.counters.num_cut_readers == 1
+        assert served.server.front.counters.num_disconnected_readers == 1
         (line,) = (record.getMessage() for record in caplog.records)
         assert "slow" in line
         assert "tokens unread" in line
@@ -101,10 +101,10 @@ async def test_a_write_that_takes_too_long_closes_the_stream(
         call = served.stub.Generate(request("slow"))
         key = await block_writer(served)
         front = served.server.front
-        front.cut_stalled()
-        assert front.counters.num_cut_readers == 0, "not stalled long enough"
+        front.disconnect_stalled()
+        assert front.counters.num_disconnected_readers == 0, "not stalled long enough"
         clock.now_s += 5.1
-        front.cut_stalled()
+        front.disconnect_stalled()
         (line,) = (record.getMessage() for record in caplog.records)
         assert "slow" in line
         assert "blocked for 5.1 s" in line
@@ -122,8 +122,8 @@ async def test_an_unread_final_event_closes_the_stream(text: ModelText) -> None:
         key = await block_writer(served)
         served.port.finish(key)
         clock.now_s += 5.1
-        served.server.front.cut_stalled()
-        assert served.server.front.counters.num_cut_readers == 1
+        served.server.front.disconnect_stalled()
+        assert served.server.front.counters.num_disconnected_readers == 1
         async with asyncio.timeout(PATIENCE_S):
             await until_true(lambda: not len(served.server.front.table))
         call.cancel()

@@ -16,7 +16,7 @@ import pytest
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import dump
 from support.cli_process import finished
-from support.trace_laws import check_trace
+from support.trace_invariants import check_trace
 
 _ENGINE = """
 import sys, time

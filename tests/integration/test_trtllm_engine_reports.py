@@ -146,7 +146,7 @@ def test_fetched_statistics_reach_the_audit_and_block_nothing(
         noted.set()
 
     monkeypatch.setattr(fake_module("llmapi.llm").LLM, "get_stats_async", blocks)
-    wrapped(monkeypatch, ResponseQueue, "note", note)
+    wrapped(monkeypatch, ResponseQueue, "put_stats", note)
     harness = build(fake={"stats": "rpc"}, is_free=True)
     for key in range(1, 4):
         harness.submit(greedy_spec(key, max_tokens=20))

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("property.engine_machine", "property.engine_laws")
+pytest.register_assert_rewrite("property.engine_machine", "property.engine_invariants")

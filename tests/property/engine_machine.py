@@ -1,7 +1,7 @@
 """A hypothesis state machine that submits requests to an engine over a strict device, cancels them,
 injects faults and lets time pass.
 
-`engine_laws.py` contains the invariants that are checked after every turn.
+`engine_invariants.py` contains the invariants that are checked after every turn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
-from property import engine_laws
+from property import engine_invariants
 from support.simulated_output import simulated_output
 
 VOCAB = 50
@@ -268,7 +268,7 @@ def build_engine(
     executor = WatchedDevice(device, pacer=clock)
     executor.max_num_batched_tokens = config.max_num_batched_tokens
     executor.batches = []
-    with patch.object(waiting_queue, "FairOrder", engine_laws.WatchedFairOrder):
+    with patch.object(waiting_queue, "FairOrder", engine_invariants.WatchedFairOrder):
         return Engine(executor, config, clock), executor, clock
 
 
@@ -417,13 +417,13 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             before_s, num_batches = self.clock(), len(self.executor.batches)
             events = self.call("step")
-            engine_laws.check_order(self, events)
-            engine_laws.check_waits(self, events, num_batches)
+            engine_invariants.check_order(self, events)
+            engine_invariants.check_waits(self, events, num_batches)
             self._receive(events)
             for output in self.live.values():
                 output.is_new = False
                 assert before_s < output.expiry_s, "it was late when the turn began"
-            engine_laws.check_accounts(self)
+            engine_invariants.check_accounts(self)
 
     def _receive(self, events: StepEvents) -> None:
         """Add the events to the outputs; check that each event is possible in the
@@ -435,11 +435,11 @@ class EngineMachine(RuleBasedStateMachine):
             match change:
                 case Queued():
                     output.num_queued += 1
-                    engine_laws.check_queued(self, output, change)
+                    engine_invariants.check_queued(self, output, change)
                 case Admitted():
                     assert not output.is_running
                     output.num_admissions += 1
-                    engine_laws.check_cached(self, output, change)
+                    engine_invariants.check_cached(self, output, change)
                 case Preempted():
                     assert output.is_running
                     output.num_preemptions += 1
@@ -458,7 +458,7 @@ class EngineMachine(RuleBasedStateMachine):
             output.end = end
             self.ends.append(end)
             del self.live[end.key]
-            engine_laws.check_end(self, output, end)
+            engine_invariants.check_end(self, output, end)
             output.is_running = False
 
     def teardown(self) -> None:

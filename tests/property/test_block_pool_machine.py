@@ -212,7 +212,7 @@ RETENTIONS = st.none() | st.builds(
 KEYS: list[SessionKey] = [("", name, b"") for name in "abc"]
 
 
-class StandingModel:
+class LevelModel:
     """The level of every block from its claims and sessions, computed without optimisation."""
 
     def __init__(self, max_num_blocks: int, max_num_each: int) -> None:
@@ -285,7 +285,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(1)
-        self.model = StandingModel(1, 1)
+        self.model = LevelModel(1, 1)
         self.holders: list[list[int]] = []
         self.digests = 0
         self.named: dict[bytes, int] = {}
@@ -306,7 +306,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         sessions = Sessions(
             level=SESSION_LEVEL, ttl_s=TTL_S, max_num_blocks=most, max_num_each=each
         )
-        self.model = StandingModel(most, each)
+        self.model = LevelModel(most, each)
         if refit_every is None:
             self.pool, self.order = BlockPool(num_blocks, sessions, RecencyOrder()), NaiveLru()
         else:

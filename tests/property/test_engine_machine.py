@@ -1,9 +1,8 @@
 """The engine over a strict simulated device, for any order of request events.
 
 The events are arrivals, cancels, faults, deadlines, tenants and priorities, at both pipeline depths
-and with few blocks. `engine_laws.py` contains the invariants, which are checked after every turn.
-Hypothesis draws new runs each time, shrinks a failing one, and prints its calls.
-"""
+and with few blocks. `engine_invariants.py` contains the invariants, which are checked after every
+turn. Hypothesis draws new runs each time, shrinks a failing one, and prints its calls."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_the_cost_of_tenants_under_their_share_to_others_is_bounded(
         aging_s=4.0,
         yield_ratio=2.0,
     )
-    stalled = Stalled(engine)
+    stalled = StallCounter(engine)
     for key, (tenant, prompt, max_tokens, priority, pause) in enumerate(arrivals, 1):
         spec = make_spec(
             key, prompt, max_tokens=max_tokens, tenant=tenant, priority=priority,
@@ -138,7 +138,7 @@ def test_the_cost_of_tenants_under_their_share_to_others_is_bounded(
     assert engine.cache.pool.num_used == 0
 
 
-class Stalled:
+class StallCounter:
     """Counts steps in a row in which the first prompt in prefill got no tokens."""
 
     def __init__(self, engine: Engine) -> None:
@@ -158,7 +158,7 @@ class Stalled:
         self._first = first
 
 
-def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> None:
+def turn(engine: Engine, clock: FakeClock, stalled: StallCounter, stride: int) -> None:
     """Run one step, which takes a second, and check the bounds of stalls and of tenant
     preemption.
     """

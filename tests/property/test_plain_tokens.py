@@ -24,7 +24,7 @@ from penstock.server.front.generation import (
     TextInput,
 )
 from penstock.server.front.live_output import LiveOutput
-from penstock.server.front.live_request import LiveRequest, OwnOutput
+from penstock.server.front.live_request import LiveRequest, LiveRequestOutput
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
@@ -32,7 +32,7 @@ from support.fronts import ScriptedPort
 
 MAX_BACKLOG_TOKENS = 4
 NUM_OUTPUTS = 2
-TAKE, FAIL, CLOSE, CUT = "take", "fail", "close", "cut"
+TAKE, FAIL, CLOSE, ABORT = "take", "fail", "close", "abort"
 SOME_IDS = (67, 68, 69, 70)
 
 
@@ -66,7 +66,7 @@ steps = st.one_of(token_updates, st.just(TAKE), st.integers(0, 3), changes)
 scripts = st.builds(
     lambda first, last, after: [*OPENING, *first, *last, *after],
     st.lists(steps, min_size=4, max_size=20),
-    st.lists(st.one_of(ends, st.sampled_from((FAIL, CLOSE, CUT))), max_size=1),
+    st.lists(st.one_of(ends, st.sampled_from((FAIL, CLOSE, ABORT))), max_size=1),
     st.lists(steps, max_size=6),
 )
 
@@ -161,16 +161,16 @@ async def play(
             front.release(request)
         elif step == FAIL:
             front.on_lost()
-        elif step == CUT:
+        elif step == ABORT:
             stream.wait_for_reader(-1000.0)
-            front.cut_stalled()
+            front.disconnect_stalled()
         elif isinstance(step, Update):
             emit(port, request, step, now_s - 0.5)
             num_plain += any(output.is_plain for output in request.outputs)
         else:
             limit = step if isinstance(step, int) else None
             seen.append(take(stream, limit, is_short=is_short))
-        seen.append((is_woken, stream.num_backlog_tokens, stream.is_drained, stream.is_cut))
+        seen.append((is_woken, stream.num_backlog_tokens, stream.is_drained, stream.is_aborted))
         seen.append((request.state, request.live_keys, stream.failure))
     seen.append(take(stream, None, is_short=is_short))
     front.release(request)
@@ -192,7 +192,7 @@ def check_both_ways(text: ModelText, generation: GenerationSpec, script: Script)
 @given(plain, scripts)
 @example(generation_of(2), [*OPENING, Update("admitted", 1), Update("finished", 0), PLAIN])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, Update("finished", 0)])
-@example(generation_of(1), [*OPENING, TAKE, PLAIN, CUT])
+@example(generation_of(1), [*OPENING, TAKE, PLAIN, ABORT])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, Update("preempted", 0), 0])
 def test_both_ways_return_the_same(
     text: ModelText, generation: GenerationSpec, script: Script
@@ -207,7 +207,7 @@ def test_tokens_with_more_than_text_never_use_the_fast_path(
     assert check_both_ways(text, generation, script) == 0
 
 
-def is_plain(output: OwnOutput) -> bool:
+def is_plain(output: LiveRequestOutput) -> bool:
     return output.is_plain
 
 

@@ -20,7 +20,7 @@ from penstock.server.front.generation import (
     TextInput,
 )
 from penstock.server.text.model_text import ModelText
-from property.mortal_engines import Death, MortalService, play
+from property.restarting_engines import Death, RestartingService, play
 
 DEATHS = [Death(3, 1), Death(0, 0), Death(6, 2)]
 
@@ -69,8 +69,8 @@ ASKED = [
 
 async def test_greedy_and_seeded_outputs_are_unchanged_by_deaths(text: ModelText) -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=32)
-    undisturbed = await play(MortalService(text, make_executor, scheduler), ASKED, [])
-    disturbed = await play(MortalService(text, make_executor, scheduler), ASKED, DEATHS)
+    undisturbed = await play(RestartingService(text, make_executor, scheduler), ASKED, [])
+    disturbed = await play(RestartingService(text, make_executor, scheduler), ASKED, DEATHS)
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert not one.rejected
         assert other.content() == one.content()

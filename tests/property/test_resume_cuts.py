@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.resumed import num_tokens_of, outputs_of, read_some, rest_after, resumable, unbroken
+from support.resumed import num_tokens_of, outputs_of, read_some, resumable, resume_after, unbroken
 from support.stepped_service import SteppedService, another_front, stepped
 
 
@@ -70,7 +70,7 @@ def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.Res
     """
     if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
         del got[1:]
-    return rest_after(got, message.sampling.num_outputs or 1)
+    return resume_after(got, message.sampling.num_outputs or 1)
 
 
 async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.GenerateResponse]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.mortal_fronts import Attempt, mortal_fronts
-from support.resumed import lose, outputs_of, resumable, unbroken
+from support.front_pair import Attempt, front_pair
+from support.resumed import outputs_of, read_and_cancel, resumable, unbroken
 from support.stepped_service import stepped
 
 
@@ -34,9 +34,9 @@ attempts = st.builds(
 
 
 async def disturbed(text: ModelText, what: list[Attempt]) -> list[pb.GenerateResponse]:
-    async with mortal_fronts(text) as site:
+    async with front_pair(text) as site:
         first = site.fronts[0]
-        got = await lose(first, first.stub.Generate(resumable(40)), 5)
+        got = await read_and_cancel(first, first.stub.Generate(resumable(40)), 5)
         for one in what:
             await site.attempt(got, one)
             if got[-1].HasField("finished"):

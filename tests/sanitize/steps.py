@@ -103,7 +103,7 @@ _LONG = 2300
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _RepeatedRun:
     """Calls `run` again, in place of the replay of a captured graph."""
 
     run: Callable[[], None]
@@ -115,11 +115,11 @@ class _Again:
 def _capture_nothing() -> None:
     from penstock.executor.torch.cuda.device_queue import CudaQueue
 
-    def capture(queue: CudaQueue, run: Callable[[], None]) -> _Again:
+    def capture(queue: CudaQueue, run: Callable[[], None]) -> _RepeatedRun:
         with queue.active():
             run()
         queue.synchronize()
-        return _Again(run)
+        return _RepeatedRun(run)
 
     replaced: Any = CudaQueue
     replaced.capture = capture

@@ -58,7 +58,7 @@ class _Reader(HTMLParser):
             self.words.append(data.strip())
 
 
-def visited(url: str, home: Path, *, seconds: int) -> LoadedPage:
+def loaded_page(url: str, home: Path, *, seconds: int) -> LoadedPage:
     """Load `url`, and return the page after `seconds` on the browser's clock. `home`: an empty
     folder for the browser's profile.
     """

@@ -73,7 +73,7 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
-def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifest:
+def named_manifest(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifest:
     """Return the only object of this kind whose name is `name`, possibly with a hash suffix."""
     (found,) = [
         manifest
@@ -85,7 +85,7 @@ def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifes
 
 
 def pod_of(manifests: list[Manifest]) -> Manifest:
-    template: Manifest = the(manifests, "Deployment")["spec"]["template"]
+    template: Manifest = named_manifest(manifests, "Deployment")["spec"]["template"]
     return template
 
 

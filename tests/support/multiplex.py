@@ -50,7 +50,7 @@ def kind(event: pb.MultiplexEvent) -> str:
     return event.response.WhichOneof("event") or ""
 
 
-class Wire:
+class FakeContext:
     """The server's side of a call, without gRPC. While `is_open` is not set, writes block.
     `num_unread`: commands that the server has not read.
     """
@@ -111,12 +111,12 @@ class Wire:
 
 
 @dataclass
-class PlayedCall:
+class MultiplexHarness:
     """A running call over a front whose engine the test controls."""
 
     front: Front
     port: ScriptedPort
-    wire: Wire
+    wire: FakeContext
     task: asyncio.Task[None]
 
     async def settle(self) -> None:
@@ -133,13 +133,13 @@ class PlayedCall:
 
 
 @asynccontextmanager
-async def played_call(
+async def multiplex_call(
     text: ModelText,
     config: FrontConfig | None = None,
     *,
     clock: Callable[[], float] = lambda: 1000.0,
     large_messages: LargeMessageQueue | None = None,
-) -> AsyncGenerator[PlayedCall]:
+) -> AsyncGenerator[MultiplexHarness]:
     """Start a call whose client has sent nothing yet."""
     port = ScriptedPort()
     front = Front(text, config or FrontConfig(), port=port, clock=clock)
@@ -152,14 +152,14 @@ async def played_call(
         ),
         random=lambda: 0.5,
     )
-    wire = Wire()
+    wire = FakeContext()
     accounts = CallAccounts(front, "penstock.v1.GenerationService")
     service = MultiplexService(front, wrapper, accounts, large_messages=large_messages)
     handling = service.multiplex(cast(Context, wire))
     task = asyncio.ensure_future(handling)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            yield PlayedCall(front, port, wire, task)
+            yield MultiplexHarness(front, port, wire, task)
     finally:
         task.cancel()
         await asyncio.wait([task])

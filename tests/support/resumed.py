@@ -36,7 +36,7 @@ def resumed(
     )
 
 
-def rest_after(
+def resume_after(
     responses: Iterable[pb.GenerateResponse], num_outputs: int = 1, *, request_id: str = "r"
 ) -> pb.ResumeRequest:
     """Return a request to resume after these messages."""
@@ -65,7 +65,7 @@ async def read_some(service: SteppedService, call: Any, num_messages: int) -> li
     return read
 
 
-async def lose(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
+async def read_and_cancel(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
     """Read `num_messages` messages of a call and cancel it; return them once the front has detected
     the cancel.
     """

@@ -19,14 +19,14 @@ NUM_SLOTS = 5
 AMPLE_BLOCKS = 160
 """Enough blocks that no request is preempted."""
 SCARCE_BLOCKS = 26
-"""The longest request fits alone; five of them do not."""
+"""Enough blocks for the longest request alone, but not for five such requests."""
 _LENGTHS = (1, 40, 300, 2, 15, 16, 17, 33, 90, 64, 150, 48)
 _SHARED = 48
 """Tokens that all longer prompts share at the start: three full blocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FeatureSet:
     """The scheduler features in use: chunked prefill, prefix caching, preemption."""
 
     chunked: bool
@@ -38,7 +38,7 @@ class Way:
         return "+".join(on) or "plain"
 
 
-ALL_WAYS = [Way(*used) for used in itertools.product((False, True), repeat=3)]
+FEATURE_SETS = [FeatureSet(*used) for used in itertools.product((False, True), repeat=3)]
 
 
 def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list[RequestSpec]:
@@ -81,7 +81,7 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
     raise AssertionError("the engine does not come to rest")
 
 
-def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> None:
+def check_feature_set(way: FeatureSet, make: Callable[[int], Executor], naive: NaiveModel) -> None:
     """Check that the greedy outputs equal those of naive forwards, and that preemption and prefix
     caching were used only if `way` has them. `make`: creates an executor with a number of blocks.
     """

@@ -274,7 +274,7 @@ class TrtllmHarness:
         self.engine.check_integrity()
         assert self.engine.cache.pool.num_used == 0
         account = self.executor._blocks
-        assert (account.num_in_engine, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
+        assert (account.num_in_engine, account.num_waiting, account.num_aborted_blocks) == (0, 0, 0)
         assert not self.executor._submitted
         assert len(self.streams) == 0
         assert self.executor.num_unconfirmed_aborts == num_lost

@@ -67,8 +67,8 @@ class BlockingAdapter(Generic[AsyncT_co]):
         run(self._asynchronous.close())
 
 
-def _async_client_of(face: BlockingAdapter[AsyncT]) -> AsyncT:
-    return face._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+def _async_client(blocking_client: BlockingAdapter[AsyncT]) -> AsyncT:
+    return blocking_client._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def blocking_method(
@@ -77,9 +77,9 @@ def blocking_method(
     """Return a blocking method that runs a coroutine method to its end and returns its result."""
 
     def call(
-        face: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+        blocking_client: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
-        return run(method(_async_client_of(face), *args, **options))
+        return run(method(_async_client(blocking_client), *args, **options))
 
     _copy_signature(call, method, inspect.signature(method))
     return call
@@ -92,9 +92,9 @@ def blocking_generator(
     the next item."""
 
     def call(
-        face: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+        blocking_client: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> Generator[ResultT, None, None]:
-        return iterate(method(_async_client_of(face), *args, **options))
+        return iterate(method(_async_client(blocking_client), *args, **options))
 
     signature = inspect.signature(method)
     item, _ = get_args(signature.return_annotation)

@@ -24,7 +24,7 @@ class SamplingRows:
     `slots` int32 [m] and `index` intp [m]: the same slot numbers in two types. `offsets` intp [m]:
     start of a slot's tokens in the flat token array. `stop_ids`: int32 [m] arrays, at most as many
     as the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]; `has_min`:
-    whether any row has a minimum length, up to which stop ids are barred. `keys` int64 [m];
+    whether any row has a minimum length, up to which stop ids are banned. `keys` int64 [m];
     `tenants` int32 [m].
     """
 

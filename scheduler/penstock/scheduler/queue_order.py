@@ -61,7 +61,7 @@ class QueueOrder(Protocol):
         """
         ...
 
-    def pass_over(self, request: Request) -> None:
+    def skip(self, request: Request) -> None:
         """Skip a request that `peek` returned, until `end_round`."""
         ...
 
@@ -123,7 +123,7 @@ class ArrivalOrder:
         """Return the most senior request, None if none waits."""
         return self.peek(now)
 
-    def pass_over(self, request: Request) -> None:
+    def skip(self, request: Request) -> None:
         """Skip the head until `end_round`; raise ValueError for another request."""
         if self._heap[0][2] is not request:
             raise ValueError("only the head can be passed over")

@@ -22,10 +22,10 @@ from support.kubernetes import (
     build_with,
     container_of,
     every_build,
+    named_manifest,
     of_kind,
     pod_of,
     settings_of,
-    the,
 )
 
 FRONTS_AFTER_GRACE_S = 2.0
@@ -135,7 +135,9 @@ def test_selectors_match_the_pods(builds: Builds) -> None:
             for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor", "InferencePool")
             for item in of_kind(manifests, kind)
         ]
-        selectors.append(the(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"])
+        selectors.append(
+            named_manifest(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+        )
         for spread in pod_of(manifests)["spec"]["topologySpreadConstraints"]:
             selectors.append(spread["labelSelector"]["matchLabels"])
         for selector in selectors:
@@ -180,7 +182,7 @@ def test_variables_that_kubernetes_sets_for_services_are_no_settings(builds: Bui
 
 
 def test_the_policy_admits_no_caller_until_it_is_filled() -> None:
-    text = the(build("base"), "ConfigMap", "penstock-policy")["data"]["policy.toml"]
+    text = named_manifest(build("base"), "ConfigMap", "penstock-policy")["data"]["policy.toml"]
     policy = parse_policy(text, FOLDER)
     assert policy.has_credentials
     assert all(int.from_bytes(token.digest) < 10 for token in policy.tokens)
@@ -188,12 +190,12 @@ def test_the_policy_admits_no_caller_until_it_is_filled() -> None:
 
 def test_behind_a_gateway_no_caller_needs_a_credential_and_only_it_gets_in() -> None:
     manifests = build_with("gateway")
-    text = the(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
+    text = named_manifest(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
     assert not parse_policy(text, FOLDER).has_credentials
     settings = settings_of(manifests)
     assert settings["PENSTOCK_ALLOW_ANONYMOUS_NETWORK"] == "on"
     assert settings["PENSTOCK_TENANT_METADATA_KEY"]
-    rules = the(manifests, "NetworkPolicy")["spec"]["ingress"]
+    rules = named_manifest(manifests, "NetworkPolicy")["spec"]["ingress"]
     asked = [peer for rule in rules for peer in rule["from"]]
     assert "penstock-client" not in str(asked)
 
@@ -217,7 +219,7 @@ def test_only_the_trial_and_the_gateway_serve_unauthenticated_callers(builds: Bu
 
 def test_the_engines_settings_fit_the_gpus() -> None:
     manifests = build_with("gpu")
-    text = the(manifests, "ConfigMap", "penstock-engine")["data"]["trtllm.toml"]
+    text = named_manifest(manifests, "ConfigMap", "penstock-engine")["data"]["trtllm.toml"]
     config = from_json_value(TrtllmConfig, tomllib.loads(text), "trtllm.toml")
     num_gpus = config.tensor_parallel_size * config.pipeline_parallel_size
     limits = container_of(manifests)["resources"]["limits"]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from support.dashboards import unknown_names
-from support.kubernetes import FOLDER, build_with, the
+from support.kubernetes import FOLDER, build_with, named_manifest
 
 RULES_FILE = FOLDER / "components" / "autoscaling" / "prometheus-adapter.yaml"
 RULES: list[dict[str, Any]] = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))["rules"]
@@ -28,7 +28,7 @@ def filled(query: str) -> str:
 
 
 def test_the_adapter_provides_the_metrics_of_the_autoscaler() -> None:
-    spec = the(build_with("autoscaling"), "HorizontalPodAutoscaler")["spec"]
+    spec = named_manifest(build_with("autoscaling"), "HorizontalPodAutoscaler")["spec"]
     asked = {metric["pods"]["metric"]["name"] for metric in spec["metrics"]}
     assert asked == {rule["name"]["as"] for rule in RULES}
     for rule in RULES:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 
-class _Done:
+class _CompletedMark:
     def wait(self) -> None:
         return
 
 
-class _Redone:
+class _RepeatedRun:
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
 
@@ -33,12 +33,12 @@ class HostQueue:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def mark(self) -> _Done:
-        return _Done()
+    def mark(self) -> _CompletedMark:
+        return _CompletedMark()
 
-    def capture(self, run: Callable[[], None]) -> _Redone:
+    def capture(self, run: Callable[[], None]) -> _RepeatedRun:
         run()
-        return _Redone(run)
+        return _RepeatedRun(run)
 
     def free_bytes(self) -> int:
         return 1 << 40

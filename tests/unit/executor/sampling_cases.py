@@ -52,7 +52,7 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Return the logits after penalties, bias and barred stop tokens, computed
+        """Return the logits after penalties, bias and banned stop tokens, computed
         token by token.
         """
         logits = self.logits.astype(np.float64)
@@ -100,7 +100,7 @@ class Case:
         return int(np.flatnonzero(cumulated > target)[0])
 
 
-class Seated:
+class AdmittedCases:
     """Cases admitted in one batch, in slots of random order.
 
     `batch` admits all cases and has no rows; `rules` contains their options.

@@ -24,7 +24,7 @@ from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import NotFused
 from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
-from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way, prompt_error
+from support.torch_differential import FEATURE_SETS, NUM_SLOTS, check_feature_set, prompt_error
 from support.torch_models import (
     FUSED_SHAPES,
     HIDDEN_DIFFERENCES,
@@ -149,7 +149,7 @@ def test_kernels_in_plain_torch_equal_a_full_forward(tmp_path: Path) -> None:
         model = load_configured(config)
         return TorchExecutor(config, model, fused_path(config, model, load(PLAIN)))
 
-    check_way(ALL_WAYS[-1], build, NaiveModel(folder))
+    check_feature_set(FEATURE_SETS[-1], build, NaiveModel(folder))
 
 
 def test_without_compiled_kernels_the_modules_serve(

@@ -22,7 +22,7 @@ from penstock.executor.torch.cuda.device_sampler import (
 )
 from penstock.executor.torch.sampler import Sampled, sample
 from penstock.scheduler.request import SamplingParams
-from unit.executor.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated
+from unit.executor.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, AdmittedCases, Case
 from unit.executor.triton_device import DEVICE, IS_INTERPRETED
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -31,10 +31,10 @@ WIDE = 34_000
 """Large enough that the maxima of the parts bound the candidates."""
 
 
-class OnDevice:
+class DeviceCases:
     """A device sampler to which the cases were admitted."""
 
-    def __init__(self, seated: Seated, vocab_size: int = VOCAB) -> None:
+    def __init__(self, seated: AdmittedCases, vocab_size: int = VOCAB) -> None:
         self.seated = seated
         self.sampler = DeviceSampler(
             max_num_seqs=seated.num_slots, vocab_size=vocab_size, device=DEVICE
@@ -68,8 +68,8 @@ class OnDevice:
 
 
 def run(cases: Sequence[Case]) -> Sampled:
-    seated = Seated(cases)
-    return OnDevice(seated).sample(torch.from_numpy(seated.logits))
+    seated = AdmittedCases(cases)
+    return DeviceCases(seated).sample(torch.from_numpy(seated.logits))
 
 
 def test_a_batch_of_everything_gives_the_reference_s_tokens() -> None:
@@ -86,8 +86,8 @@ def test_a_batch_of_everything_gives_the_reference_s_tokens() -> None:
 def test_a_batch_with_only_temperatures_uses_the_plain_variant() -> None:
     cases = [Case(replace(CUTS[n], seed=9), seed=2) for n in ("none", "cold", "icy", "hot")]
     cases.append(Case(GREEDY))
-    seated = Seated(cases)
-    device = OnDevice(seated)
+    seated = AdmittedCases(cases)
+    device = DeviceCases(seated)
 
     sampled = device.sample(torch.from_numpy(seated.logits))
 
@@ -145,10 +145,10 @@ def test_a_wide_vocabulary_gives_the_host_sampler_s_tokens() -> None:
         for seed in range(1 if IS_INTERPRETED else 20)
         for name in names
     ]
-    seated = Seated(cases)
+    seated = AdmittedCases(cases)
     logits = wide_logits(len(cases))
 
-    sampled = OnDevice(seated, WIDE).sample(logits)
+    sampled = DeviceCases(seated, WIDE).sample(logits)
 
     expected = sample(logits, seated.arrays, seated.slots, seated.positions, seated.rules)
     assert sampled.tokens.tolist() == expected.tokens.tolist()
@@ -161,7 +161,7 @@ def test_a_wide_vocabulary_gives_the_host_sampler_s_tokens() -> None:
     )
 
 
-def test_stop_ids_are_barred_until_min_tokens() -> None:
+def test_stop_ids_are_banned_until_min_tokens() -> None:
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[[10, 11, 12]] = [30, 20, 10]
     cases = [
@@ -192,7 +192,7 @@ def test_penalties_count_each_drawn_token_once_however_often_a_step_is_run() -> 
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[[20, 21]] = [3.0, 1.5]
     output: list[int] = []
-    device = OnDevice(Seated([Case(sampling, logits=logits)]))
+    device = DeviceCases(AdmittedCases([Case(sampling, logits=logits)]))
     rows = torch.from_numpy(logits[None])
 
     for position in range(4, 12):
@@ -215,9 +215,9 @@ def test_masked_rows_take_none_but_allowed_tokens() -> None:
     rows = torch.zeros(len(cases), dtype=torch.int64)
     rows[-1] = -1
     masks = TokenMasks(bits=torch.from_numpy(bits.view(np.int32)).to(DEVICE), rows=rows.to(DEVICE))
-    seated = Seated(cases)
+    seated = AdmittedCases(cases)
 
-    sampled = OnDevice(seated).sample(
+    sampled = DeviceCases(seated).sample(
         torch.from_numpy(seated.logits), masks=masks, variant=Variant.FULL
     )
 
@@ -226,7 +226,7 @@ def test_masked_rows_take_none_but_allowed_tokens() -> None:
 
 
 def test_a_request_beyond_the_tables_is_rejected() -> None:
-    seated = Seated([Case(replace(GREEDY, num_logprobs=129)), Case(GREEDY)])
-    sampler = OnDevice(seated).sampler
+    seated = AdmittedCases([Case(replace(GREEDY, num_logprobs=129)), Case(GREEDY)])
+    sampler = DeviceCases(seated).sampler
 
     assert [bool(sampler.rejection(request)) for request in seated.batch.admitted] == [True, False]

@@ -22,11 +22,11 @@ from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import read_module_tree
-from penstock.executor.torch.prepacked_linear import uses_own_bf16
+from penstock.executor.torch.prepacked_linear import uses_compiled_bf16
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.batches import batch_of
-from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
+from support.torch_differential import FEATURE_SETS, NUM_SLOTS, check_feature_set
 from support.torch_models import NaiveModel, save_tiny_model
 
 _BLOCK = 16
@@ -55,7 +55,7 @@ def test_the_same_bits_as_operator_by_operator(
     name: str, is_int8: bool, num_threads: int, instructions: str, tmp_path: Path
 ) -> None:
     kernels = load(instructions)
-    if not (is_int8 or uses_own_bf16(kernels)):
+    if not (is_int8 or uses_compiled_bf16(kernels)):
         pytest.skip("its products are oneDNN's")
     config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype="bfloat16")
     before = torch.get_num_threads()
@@ -74,7 +74,7 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
     name: str, instructions: str, tmp_path: Path
 ) -> None:
     kernels = load(instructions)
-    if not uses_own_bf16(kernels):
+    if not uses_compiled_bf16(kernels):
         pytest.skip("its products are oneDNN's")
     folder = save_tiny_model(name, tmp_path, dtype=torch.bfloat16)
 
@@ -86,7 +86,7 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
         assert executor._forward._decoder is not None
         return executor
 
-    check_way(ALL_WAYS[-1], build, NaiveModel(folder, tolerance=ROUNDING))
+    check_feature_set(FEATURE_SETS[-1], build, NaiveModel(folder, tolerance=ROUNDING))
 
 
 @torch.inference_mode()

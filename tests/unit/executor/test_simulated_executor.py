@@ -47,7 +47,7 @@ def spec_of(key: int, *prompt: int, **fields: Any) -> RequestSpec:
     )
 
 
-class Hand:
+class StepLauncher:
     """Launches steps in place of the scheduler. Slot s has the blocks 4s to 4s + 3."""
 
     def __init__(self, executor: SimulatedExecutor) -> None:
@@ -106,7 +106,7 @@ class Hand:
 
 
 def test_a_request_gets_its_reference_generation() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     spec = spec_of(1, 5, 6, 7)
     hand.admit(spec, 2)
 
@@ -118,7 +118,7 @@ def test_a_request_gets_its_reference_generation() -> None:
 
 
 def test_at_depth_two_sampled_tokens_are_inputs_of_the_next_step() -> None:
-    hand = Hand(build(depth=2))
+    hand = StepLauncher(build(depth=2))
     spec = spec_of(1, 5, 6, 7)
     hand.admit(spec, 0)
 
@@ -132,7 +132,7 @@ def test_at_depth_two_sampled_tokens_are_inputs_of_the_next_step() -> None:
 
 def test_a_scripted_stop_id_comes_after_min_tokens() -> None:
     config = SimulatedConfig(min_output_tokens=2, max_output_tokens=2)
-    hand = Hand(build(min_output_tokens=2, max_output_tokens=2))
+    hand = StepLauncher(build(min_output_tokens=2, max_output_tokens=2))
     spec = spec_of(1, 5, 6, 7, min_tokens=4, stop_ids=(9, 10))
     hand.admit(spec, 0)
 
@@ -145,7 +145,7 @@ def test_a_scripted_stop_id_comes_after_min_tokens() -> None:
 
 
 def test_logprobs_are_returned_if_requested() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     asks = SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=1)
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.admit(spec_of(2, 5, 6, 8, sampling=asks), 1)
@@ -173,7 +173,7 @@ def test_logprobs_are_returned_if_requested() -> None:
     ],
 )
 def test_strict_device_rejects_a_wrong_batch(spoil: Any, message: str) -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.step((0, 0, 3))
 
@@ -182,7 +182,7 @@ def test_strict_device_rejects_a_wrong_batch(spoil: Any, message: str) -> None:
 
 
 def test_strict_device_sees_a_block_that_was_never_written() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7, 8, 9), 0)
 
     with pytest.raises(DeviceCheckError, match="position 0 in block 0: nothing was written"):
@@ -190,7 +190,7 @@ def test_strict_device_sees_a_block_that_was_never_written() -> None:
 
 
 def test_strict_device_sees_a_block_taken_from_a_live_request() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.admit(spec_of(2, 5, 6, 8), 1)
     hand.step((0, 0, 3))
@@ -203,7 +203,7 @@ def test_strict_device_sees_a_block_taken_from_a_live_request() -> None:
 
 
 def test_strict_device_sees_a_prefix_shared_across_salts() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7, 8, hash_salt=b"a"), 0)
     hand.step((0, 0, 4))
     hand.admit(spec_of(2, 5, 6, 7, 8, 9, hash_salt=b"b"), 1)
@@ -214,7 +214,7 @@ def test_strict_device_sees_a_prefix_shared_across_salts() -> None:
 
 
 def test_strict_device_lets_a_right_prefix_be_shared() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7, 8, hash_salt=b"a"), 0)
     hand.step((0, 0, 4))
     hand.admit(spec_of(2, 5, 6, 7, 8, 9, hash_salt=b"a"), 1)
@@ -224,7 +224,7 @@ def test_strict_device_lets_a_right_prefix_be_shared() -> None:
 
 
 def test_strict_device_sees_a_prefix_shared_within_its_own_step() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7, 8), 0)
     hand.admit(spec_of(2, 5, 6, 7, 8, 9), 1)
     hand.arrays.block_table[1, 0] = 0
@@ -234,7 +234,7 @@ def test_strict_device_sees_a_prefix_shared_within_its_own_step() -> None:
 
 
 def test_strict_device_sees_tokens_changed_behind_its_back() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.step((0, 0, 3))
     hand.arrays.token_ids[0, 3] += 1
@@ -248,7 +248,7 @@ def test_strict_device_sees_tokens_changed_behind_its_back() -> None:
     [(FaultKind.REQUEST_FAILS, "scripted fault"), (FaultKind.NOT_FINITE, "logits are not finite")],
 )
 def test_a_request_fails_alone(kind: FaultKind, detail: str) -> None:
-    hand = Hand(build(Fault(kind=kind, at_request=2, at_output=1)))
+    hand = StepLauncher(build(Fault(kind=kind, at_request=2, at_output=1)))
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.admit(spec_of(2, 5, 6, 8), 1)
     hand.step((0, 0, 3), (1, 0, 3))
@@ -261,7 +261,7 @@ def test_a_request_fails_alone(kind: FaultKind, detail: str) -> None:
 
 
 def test_a_failed_slot_serves_its_next_request() -> None:
-    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1)))
+    hand = StepLauncher(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1)))
     hand.admit(spec_of(1, 5, 6, 7), 0)
     assert len(hand.step((0, 0, 3)).failures) == 1
     hand.release(0)
@@ -274,7 +274,7 @@ def test_a_failed_slot_serves_its_next_request() -> None:
 
 
 def test_a_poisoned_prompt_fails_by_its_token() -> None:
-    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_prompt_token=13, max_times=9)))
+    hand = StepLauncher(build(Fault(kind=FaultKind.REQUEST_FAILS, at_prompt_token=13, max_times=9)))
     hand.admit(spec_of(1, 5, 13), 0)
     hand.admit(spec_of(2, 5, 14), 1)
 
@@ -284,7 +284,7 @@ def test_a_poisoned_prompt_fails_by_its_token() -> None:
 
 
 def test_a_replayed_output_poisons_no_prompt() -> None:
-    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_prompt_token=13, max_times=9)))
+    hand = StepLauncher(build(Fault(kind=FaultKind.REQUEST_FAILS, at_prompt_token=13, max_times=9)))
     hand.admit(replace(spec_of(1, 5, 13), num_replayed=1), 0)
     hand.admit(replace(spec_of(2, 13, 5), num_replayed=1), 1)
 
@@ -295,7 +295,7 @@ def test_a_replayed_output_poisons_no_prompt() -> None:
 
 def test_a_step_without_tokens_can_be_run_again() -> None:
     spec = spec_of(1, 5, 6, 7)
-    hand = Hand(build(Fault(kind=FaultKind.NO_TOKENS, at_step=1)))
+    hand = StepLauncher(build(Fault(kind=FaultKind.NO_TOKENS, at_step=1)))
     hand.admit(spec, 0)
 
     empty = hand.step((0, 0, 3))
@@ -308,7 +308,7 @@ def test_a_step_without_tokens_can_be_run_again() -> None:
 
 def test_extra_tokens_are_returned_in_order() -> None:
     spec = spec_of(1, 5, 6, 7)
-    hand = Hand(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=2)))
+    hand = StepLauncher(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=2)))
     hand.admit(spec, 0)
 
     result = hand.step((0, 0, 3))
@@ -320,7 +320,7 @@ def test_extra_tokens_are_returned_in_order() -> None:
 
 
 def test_extra_tokens_stay_within_the_blocks() -> None:
-    hand = Hand(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=9)))
+    hand = StepLauncher(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=9)))
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.arrays.num_blocks[0] = 1
 
@@ -328,7 +328,7 @@ def test_extra_tokens_stay_within_the_blocks() -> None:
 
 
 def test_the_step_already_launched_reports_the_failure_again() -> None:
-    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1), depth=2))
+    hand = StepLauncher(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1), depth=2))
     hand.admit(spec_of(1, 5, 6, 7), 0)
 
     hand.launch((0, 0, 3))
@@ -338,7 +338,7 @@ def test_the_step_already_launched_reports_the_failure_again() -> None:
 
 
 def test_calls_in_the_wrong_order_are_rejected() -> None:
-    hand = Hand(build())
+    hand = StepLauncher(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     with pytest.raises(RuntimeError, match="no step is launched"):
         hand.collect()

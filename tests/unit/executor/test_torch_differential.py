@@ -12,11 +12,11 @@ from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.request import SamplingParams
 from support.core import outputs
 from support.torch_differential import (
-    ALL_WAYS,
     AMPLE_BLOCKS,
+    FEATURE_SETS,
     NUM_SLOTS,
-    Way,
-    check_way,
+    FeatureSet,
+    check_feature_set,
     mixed_specs,
     run_mixed,
 )
@@ -26,7 +26,7 @@ from unit.executor.torch_paths import PATHS, PathName, build_by
 # Pairs of features, too, in the nightly tests.
 WAYS = [
     pytest.param(way, marks=pytest.mark.nightly) if str(way).count("+") == 1 else way
-    for way in ALL_WAYS
+    for way in FEATURE_SETS
 ]
 FUSED = ("llama_tied_no_groups", "qwen2", "qwen3", "mistral_window")
 Folder = Callable[[str], Path]
@@ -67,28 +67,30 @@ def make_executor(
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("by", PATHS)
 def test_llama_equals_a_full_forward(
-    by: PathName, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
+    by: PathName, way: FeatureSet, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    check_way(way, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama"))
+    check_feature_set(
+        way, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama")
+    )
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(ALL_WAYS[0], marks=pytest.mark.nightly), ALL_WAYS[-1]], ids=str
+    "way", [pytest.param(FEATURE_SETS[0], marks=pytest.mark.nightly), FEATURE_SETS[-1]], ids=str
 )
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "llama"])
 def test_architecture_equals_a_full_forward(
-    name: str, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
+    name: str, way: FeatureSet, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    check_way(way, lambda blocks: make_executor(folder(name), blocks), naive(name))
+    check_feature_set(way, lambda blocks: make_executor(folder(name), blocks), naive(name))
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_architecture_by_the_fused_path_equals_a_full_forward(
     name: str, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    way = ALL_WAYS[-1]
+    way = FEATURE_SETS[-1]
 
-    check_way(way, lambda blocks: make_executor(folder(name), blocks, "fused"), naive(name))
+    check_feature_set(way, lambda blocks: make_executor(folder(name), blocks, "fused"), naive(name))
 
 
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)

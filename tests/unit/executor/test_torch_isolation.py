@@ -36,8 +36,8 @@ from support.torch_differential import (
     mixed_specs,
     run_mixed,
 )
+from support.torch_fault_injector import TorchFaultInjector, for_keys
 from support.torch_models import VOCAB_SIZE, NaiveModel, save_tiny_model
-from support.torch_saboteur import TorchSaboteur, for_keys
 from unit.executor.torch_paths import PATHS, PathName, build_by
 
 BAD = frozenset({2, 5, 6, 11})
@@ -88,7 +88,7 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
         slots = batch.slots[num_outputs >= at_output]
         return for_keys(BAD)(batch) if BAD & set(arrays.key[slots].tolist()) else None
 
-    saboteur = TorchSaboteur(executor, raises)
+    injector = TorchFaultInjector(executor, raises)
     specs = mixed_specs(hashed=hashed)
 
     reported = run_mixed(executor, specs, budget=24)
@@ -98,7 +98,7 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
     assert set(failed) == BAD
     for end in failed.values():
         assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
-        assert "IndexError at torch_saboteur.py:" in end.detail
+        assert "IndexError at torch_fault_injector.py:" in end.detail
         assert "bounds" not in end.detail
     assert wrong(naive, [one for one in specs if one.key not in BAD], generated) == []
     for key in BAD:
@@ -107,7 +107,7 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
         assert len(before) == at_output
         assert naive.is_greedy(specs[key - 1].prompt_ids.tolist(), before)
     # Parts of steps ran with decodes and chunks in one.
-    assert any(len(keys) > 1 and tokens > len(keys) for keys, tokens in saboteur.parts)
+    assert any(len(keys) > 1 and tokens > len(keys) for keys, tokens in injector.parts)
 
 
 def test_a_step_short_of_memory_is_run_in_smaller_parts(folder: Path, naive: NaiveModel) -> None:
@@ -120,13 +120,13 @@ def test_a_step_short_of_memory_is_run_in_smaller_parts(folder: Path, naive: Nai
             return None
         return torch.OutOfMemoryError("no room")
 
-    saboteur = TorchSaboteur(executor, raises)
+    injector = TorchFaultInjector(executor, raises)
     specs = mixed_specs(hashed=False)
 
     reported = run_mixed(executor, specs, budget=2048)
 
     assert wrong(naive, specs, outputs(reported)) == []
-    assert any(tokens > room and len(keys) > 1 for keys, tokens in saboteur.parts)
+    assert any(tokens > room and len(keys) > 1 for keys, tokens in injector.parts)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -135,7 +135,7 @@ def test_case_34_random_allocation_failures_lose_no_token(
 ) -> None:
     executor = build(folder)
     random = np.random.default_rng(seed)
-    saboteur = TorchSaboteur(
+    injector = TorchFaultInjector(
         executor,
         lambda _batch: torch.OutOfMemoryError("no room") if random.random() < 0.03 else None,
     )
@@ -143,7 +143,7 @@ def test_case_34_random_allocation_failures_lose_no_token(
 
     reported = run_mixed(executor, specs, budget=24)
 
-    assert saboteur.num_probes > 0
+    assert injector.num_probes > 0
     assert wrong(naive, specs, outputs(reported)) == []
 
 
@@ -155,7 +155,7 @@ def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
     specs = mixed_specs(hashed=False, sampling=drawn)
     undisturbed = outputs(run_mixed(build(folder, by=by), specs, budget=24))
     executor = build(folder, by=by)
-    TorchSaboteur(executor, for_keys(BAD))
+    TorchFaultInjector(executor, for_keys(BAD))
 
     reported = run_mixed(executor, specs, budget=24)
 
@@ -188,19 +188,19 @@ def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
 
 def test_no_row_is_searched_for_on_a_lost_device(folder: Path) -> None:
     executor = build(folder)
-    saboteur = TorchSaboteur(executor, for_keys(BAD))
-    saboteur.is_lost = True
+    injector = TorchFaultInjector(executor, for_keys(BAD))
+    injector.is_lost = True
 
     with pytest.raises(ExecutorDied, match="device lost"):
         run_mixed(executor, mixed_specs(hashed=False), budget=24)
 
-    assert saboteur.num_probes == 1
+    assert injector.num_probes == 1
 
 
 @pytest.mark.parametrize("by", PATHS)
 def test_pages_of_a_request_that_made_a_step_raise_are_cleared(by: PathName, folder: Path) -> None:
     executor = build(folder, num_blocks=4, by=by)
-    TorchSaboteur(executor, for_keys({1}))
+    TorchFaultInjector(executor, for_keys({1}))
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=64), FakeClock())
     engine.submit((make_spec(1, 30, block_size=BLOCK_SIZE, hashed=False),))
 

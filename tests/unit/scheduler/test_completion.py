@@ -16,18 +16,18 @@ from penstock.scheduler.forecast import RunningLoad
 from penstock.scheduler.output_lengths import Exploration
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.step_fit import StepFit
-from unit.scheduler.fixed_cost_site import COST, FixedCostSite
+from unit.scheduler.fixed_cost_engine import COST, FixedCostEngine
 
 
-def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> FixedCostSite:
+def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> FixedCostEngine:
     """Return a site that has observed `num` outputs of this length; its decode steps take 10 ms."""
-    site = FixedCostSite(**({"min_deadline_chance": 0.1} | options))
+    site = FixedCostEngine(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
     return site
 
 
-def decode_alone(site: FixedCostSite) -> None:
+def decode_alone(site: FixedCostEngine) -> None:
     """Run one request for four seconds, in which the time between two tokens is 10 ms."""
     site.submit(900_000, 1, max_tokens=400)
     site.run()
@@ -61,14 +61,14 @@ def test_a_short_limit_is_certain_whatever_was_learned() -> None:
 
 
 def test_before_outputs_have_ended_no_request_is_rejected() -> None:
-    site = FixedCostSite(min_deadline_chance=0.1, is_settled=False)
+    site = FixedCostEngine(min_deadline_chance=0.1, is_settled=False)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 
 
 def test_the_deadline_of_an_output_of_certain_length_is_predicted_without_samples() -> None:
     """The deadline leaves time for 200 tokens, but not while other prompts are in prefill."""
     for min_tokens in (0, 200):
-        site = FixedCostSite(min_deadline_chance=0.1)
+        site = FixedCostEngine(min_deadline_chance=0.1)
         site.submit(1, 1900, max_tokens=5)
         for _ in range(15):
             site.step()
@@ -77,7 +77,7 @@ def test_the_deadline_of_an_output_of_certain_length_is_predicted_without_sample
 
 
 def test_a_running_output_of_certain_length_ends_when_it_must_be_late() -> None:
-    site = FixedCostSite(min_deadline_chance=0.1)
+    site = FixedCostEngine(min_deadline_chance=0.1)
     begun_s = site.clock()
     site.submit(1, 1, max_tokens=200, min_tokens=200, deadline_s=3.0)
     site.step()
@@ -89,7 +89,7 @@ def test_a_running_output_of_certain_length_ends_when_it_must_be_late() -> None:
 
 
 def test_an_output_of_certain_length_is_no_sample_for_others() -> None:
-    site = FixedCostSite(min_deadline_chance=0.1, num_seqs=32)
+    site = FixedCostEngine(min_deadline_chance=0.1, num_seqs=32)
     for key in range(1, 33):
         site.submit(key, 1, max_tokens=20, min_tokens=20, stop_ids=(95,))
     site.run()
@@ -161,15 +161,15 @@ def test_outputs_of_a_new_tenant_are_not_predicted_from_another_tenant() -> None
 
 def test_the_allowance_of_a_new_tenant_is_refilled() -> None:
     exploration = Exploration()
-    assert sum(exploration.takes_new("a", 15, 5.0) for _ in range(100)) == 16
-    assert 4 <= sum(exploration.takes_new("a", 15, 25.0) for _ in range(100)) <= 5
-    assert not exploration.takes_new("b", 16, 25.0)
+    assert sum(exploration.explores_new_tenant("a", 15, 5.0) for _ in range(100)) == 16
+    assert 4 <= sum(exploration.explores_new_tenant("a", 15, 25.0) for _ in range(100)) <= 5
+    assert not exploration.explores_new_tenant("b", 16, 25.0)
 
 
 def test_the_number_of_new_tenants_admitted_without_prediction_is_limited() -> None:
     exploration = Exploration()
-    assert sum(exploration.takes_new(str(index), 0, 5.0) for index in range(1000)) == 64
-    assert exploration.takes_new("late", 0, 10.0)
+    assert sum(exploration.explores_new_tenant(str(index), 0, 5.0) for index in range(1000)) == 64
+    assert exploration.explores_new_tenant("late", 0, 10.0)
 
 
 def test_a_request_of_a_new_tenant_runs_until_its_deadline() -> None:
@@ -200,7 +200,7 @@ def test_a_running_request_with_only_its_limit_is_no_sample_of_lengths() -> None
 def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
     """A burst may wait. If a queue is permanent, the next request is rejected at once."""
     for is_standing in (False, True):
-        site = FixedCostSite(num_seqs=1, min_deadline_chance=0.1)
+        site = FixedCostEngine(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths
         for index in range(200):
             lengths.observe(10 + index, max_tokens=500)
@@ -226,12 +226,12 @@ def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
 
 def test_the_chance_that_prompts_lose_to_others_is_bounded() -> None:
     credit = PrefillCredit()
-    assert credit.least_share(100, 0.0) == pytest.approx(0.94)
+    assert credit.min_share(100, 0.0) == pytest.approx(0.94)
     credit.note(1000, 1.0, 0.0)
-    assert credit.least_share(100, 0.0) == pytest.approx(0.34), "60 tokens may be lost"
+    assert credit.min_share(100, 0.0) == pytest.approx(0.34), "60 tokens may be lost"
     credit.note(100, 0.4, 0.0)
-    assert credit.least_share(100, 0.0) == pytest.approx(0.88, abs=0.01)
-    assert credit.least_share(100, 600.0) == pytest.approx(0.94, abs=0.01)
+    assert credit.min_share(100, 0.0) == pytest.approx(0.88, abs=0.01)
+    assert credit.min_share(100, 600.0) == pytest.approx(0.94, abs=0.01)
 
 
 def test_predicted_times_are_corrected_by_those_of_recent_requests() -> None:
@@ -291,7 +291,7 @@ def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late
     assert site.engine.completion.slowdown.factor(site.clock()) > 1.01
 
 
-def noted(site: FixedCostSite, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+def noted(site: FixedCostEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     """Return a list to which everything that the slowdown records from now on is appended."""
     notes: list[dict[str, float]] = []
     note = site.engine.completion.slowdown.note
@@ -351,7 +351,7 @@ def test_a_preempted_request_is_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
     assert notes == []
 
 
-def slow(site: FixedCostSite) -> None:
+def slow(site: FixedCostEngine) -> None:
     """Record that recent requests took twice the predicted time."""
     site.engine.completion.slowdown.note(
         1_000_000, taken_s=20.0, predicted_s=10.0, now=site.clock()

@@ -7,14 +7,14 @@ import pytest
 from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason
-from unit.scheduler.fixed_cost_site import FixedCostSite
+from unit.scheduler.fixed_cost_engine import FixedCostEngine
 
 
-def flooded(num_prompts: int = 4, **options: Any) -> FixedCostSite:
+def flooded(num_prompts: int = 4, **options: Any) -> FixedCostEngine:
     """Return a site in which one tenant has all four slots, the last of them in prefill. Prompts
     after the fourth wait.
     """
-    site = FixedCostSite(**options)
+    site = FixedCostEngine(**options)
     for key in range(1, num_prompts + 1):
         site.submit(key, 300, max_tokens=100, tenant="flood")
     while len(site.engine.running) < 4:
@@ -62,7 +62,7 @@ def test_without_preemption_a_tenant_under_its_share_waits_for_a_slot() -> None:
 
 
 def test_a_share_counts_all_the_blocks_that_a_tenant_will_hold() -> None:
-    site = FixedCostSite(num_seqs=16, max_num_running_per_tenant=7)
+    site = FixedCostEngine(num_seqs=16, max_num_running_per_tenant=7)
     for key in range(1, 21):
         site.submit(key, 300, max_tokens=300, tenant="flood")
     site.submit(100, 600, max_tokens=300, tenant="quiet", hashed=True)

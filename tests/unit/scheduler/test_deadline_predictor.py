@@ -9,11 +9,11 @@ from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.core import make_spec
-from unit.scheduler.fixed_cost_site import FixedCostSite
+from unit.scheduler.fixed_cost_engine import FixedCostEngine
 
 
 def test_a_first_token_that_cannot_be_there_in_time_is_rejected_at_once() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     begun_s = site.clock()
     site.submit(1, 100, ttft_deadline_s=0.1)
     site.step()
@@ -27,14 +27,14 @@ def test_a_first_token_that_cannot_be_there_in_time_is_rejected_at_once() -> Non
 
 
 def test_a_first_token_that_can_just_be_there_is_not_rejected() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.submit(1, 100, ttft_deadline_s=0.12)
     site.run()
     assert isinstance(site.ends[1], Completed)
 
 
 def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.submit(1, 100, min_tokens=11, max_tokens=20, deadline_s=0.2)
     site.submit(2, 100, min_tokens=1, max_tokens=20, deadline_s=0.9)
     site.run()
@@ -48,7 +48,7 @@ def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
 def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> None:
-    site = FixedCostSite(num_seqs=1, order=order)
+    site = FixedCostEngine(num_seqs=1, order=order)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1, ttft_deadline_s=5.0)
     # Four prompts of 110 ms, the first of them not begun.
@@ -62,7 +62,7 @@ def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> 
 
 
 def test_a_rejected_request_has_the_time_when_the_queue_is_short_enough() -> None:
-    site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = FixedCostEngine(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 21):
         site.submit(key, 100, max_tokens=1)
     site.submit(30, 100, max_tokens=1, ttft_deadline_s=1.0)
@@ -74,7 +74,7 @@ def test_a_rejected_request_has_the_time_when_the_queue_is_short_enough() -> Non
 
 
 def test_a_queued_request_is_dropped_when_it_is_predicted_late() -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     for _ in range(1000):
         site.engine.completion.lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
@@ -93,7 +93,7 @@ def test_a_queued_request_is_dropped_when_it_is_predicted_late() -> None:
 
 
 def test_no_compute_is_spent_on_a_request_predicted_late_in_the_batch() -> None:
-    site = FixedCostSite(num_seqs=2)
+    site = FixedCostEngine(num_seqs=2)
     site.submit(1, 1000, max_tokens=2)
     site.step()
     # Alone it would take 60 ms, but the prompt in prefill has the budget of the next steps.
@@ -104,7 +104,7 @@ def test_no_compute_is_spent_on_a_request_predicted_late_in_the_batch() -> None:
 
 
 def test_nothing_is_predicted_while_the_cost_is_not_known() -> None:
-    site = FixedCostSite(known_cost=None, is_settled=False)
+    site = FixedCostEngine(known_cost=None, is_settled=False)
     site.submit(1, 100, ttft_deadline_s=0.05)
     site.run()
     assert 1 in site.queued
@@ -114,7 +114,7 @@ def test_nothing_is_predicted_while_the_cost_is_not_known() -> None:
 
 
 def test_cost_is_learnt_from_the_steps() -> None:
-    site = FixedCostSite(known_cost=None)
+    site = FixedCostEngine(known_cost=None)
     for key in range(2, 42):
         site.submit(key, 10 + 2 * key)
         site.run()
@@ -128,7 +128,7 @@ def test_cost_is_learnt_from_the_steps() -> None:
 
 
 def test_without_prediction_a_deadline_ends_a_request_when_it_passes() -> None:
-    site = FixedCostSite(deadline_admission=False)
+    site = FixedCostEngine(deadline_admission=False)
     site.submit(1, 300, ttft_deadline_s=0.15)
     site.run()
     failure = site.failure(1)
@@ -137,14 +137,14 @@ def test_without_prediction_a_deadline_ends_a_request_when_it_passes() -> None:
 
 
 def test_a_time_limit_is_no_failure_and_not_predicted() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.submit(1, 300, time_limit_s=0.15)
     site.run()
     assert site.ends[1].reason is FinishReason.TIME_LIMIT
 
 
 def test_a_prefix_that_another_request_may_compute_counts_as_found() -> None:
-    site = FixedCostSite(num_seqs=2)
+    site = FixedCostEngine(num_seqs=2)
     site.submit(1, 1000, hashed=True, max_tokens=1)
     site.step()
     # With all of its tokens to compute it would take 440 ms alone.
@@ -156,7 +156,7 @@ def test_a_prefix_that_another_request_may_compute_counts_as_found() -> None:
 
 
 def test_a_full_queue_returns_a_retry_time() -> None:
-    site = FixedCostSite(num_seqs=1, max_num_waiting=2)
+    site = FixedCostEngine(num_seqs=1, max_num_waiting=2)
     site.submit(1, 100, max_tokens=50)
     site.step()
     for key in (2, 3, 4):
@@ -171,7 +171,7 @@ def test_a_full_queue_returns_a_retry_time() -> None:
 
 
 def test_an_accepted_request_has_its_position_and_its_wait() -> None:
-    site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = FixedCostEngine(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1)
     site.run()
@@ -184,14 +184,14 @@ def test_an_accepted_request_has_its_position_and_its_wait() -> None:
 
 
 def test_a_deadline_that_has_passed_at_submission_is_reported_as_such() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.submit(1, 10, deadline_s=0.0)
     site.step()
     assert site.failure(1).reason is FailureReason.DEADLINE_EXCEEDED
 
 
 def test_all_outputs_of_a_request_are_rejected_with_their_leader() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     now = site.clock()
     leader = make_spec(1, prompt=[1] * 100, ttft_deadline_s=now + 0.05, arrival_s=now)
     follower = replace(leader, key=2, leader_key=1, output_index=1, ttft_deadline_s=now + 9.0)

@@ -11,7 +11,7 @@ from penstock.scheduler.events import Failed
 from penstock.scheduler.forecast import RunningLoad
 from penstock.scheduler.request import FailureReason, FinishReason, SamplingParams
 from penstock.scheduler.step_fit import StepFit
-from unit.scheduler.fixed_cost_site import BUDGET, FixedCostSite
+from unit.scheduler.fixed_cost_engine import BUDGET, FixedCostEngine
 
 STEP_S = 0.01
 ALONE_S = 0.11
@@ -28,7 +28,7 @@ def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
 def test_on_arrival_the_predicted_wait_is_reduced_by_the_known_error(
     error: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = FixedCostEngine(num_seqs=1, order=SchedulingOrder.FCFS)
     forgive(monkeypatch, error)
     for key in range(1, 11):
         site.submit(key, 100, max_tokens=1)
@@ -52,7 +52,7 @@ def test_at_admission_the_predicted_prefill_is_reduced_by_the_known_error(
     is_dropped: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     if num_under_way:
         site.submit(1, num_under_way)
         site.step()
@@ -65,7 +65,7 @@ def test_at_admission_the_predicted_prefill_is_reduced_by_the_known_error(
 
 
 def test_a_long_prompt_under_way_weighs_no_more_than_the_prompt_it_shares_steps_with() -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.submit(1, 1000)
     site.step()
     request = site.request(2, 100, ttft_deadline_s=0.3)
@@ -75,7 +75,7 @@ def test_a_long_prompt_under_way_weighs_no_more_than_the_prompt_it_shares_steps_
 def test_at_admission_the_output_is_no_longer_than_it_must_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     forgive(monkeypatch, 0.0)
     request = site.request(1, 100, min_tokens=3, max_tokens=100, deadline_s=0.14)
     assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
@@ -105,7 +105,7 @@ def test_nothing_is_predicted_for_a_distant_deadline(
     num_reckoned: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     assert site.engine.sizing.last_step_s == pytest.approx(STEP_S)
     calls: list[bool] = []
     load = Contention.load
@@ -123,7 +123,7 @@ def test_nothing_is_predicted_for_a_distant_deadline(
 # The requests ahead: all of the same tenant are certain, other tenants take turns.
 
 
-def crowd(site: FixedCostSite) -> None:
+def crowd(site: FixedCostEngine) -> None:
     """Submit five prompts of another tenant, which wait."""
     for key in range(1, 6):
         site.submit(key, 100, max_tokens=1, tenant="others")
@@ -133,7 +133,7 @@ def crowd(site: FixedCostSite) -> None:
 def test_on_arrival_the_prediction_includes_turns_of_other_tenants(
     patience_s: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     forgive(monkeypatch, 0.0)
     crowd(site)
     request = site.submit(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=patience_s)
@@ -152,7 +152,7 @@ def test_on_arrival_the_prediction_includes_turns_of_other_tenants(
 def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     forgive(monkeypatch, 0.0)
     crowd(site)
     now = site.clock()
@@ -160,7 +160,7 @@ def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
     if what == "limit_rejection":
         rejection = site.engine.predictor.limit_rejection(request, FailureReason.QUEUE_FULL, now)
     else:
-        rejection = site.engine.predictor.dropped(request, now)
+        rejection = site.engine.predictor.drop_rejection(request, now)
     assert rejection.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
 
 
@@ -170,7 +170,7 @@ def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
 def test_a_prefix_that_another_request_may_compute_still_counts_when_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     forgive(monkeypatch, 0.0)
     site.submit(1, 4, max_tokens=300)
     site.step()
@@ -191,7 +191,7 @@ def test_a_prefix_that_another_request_may_compute_still_counts_when_asked_again
 def test_a_request_with_an_uncomputed_prefix_is_dropped_when_it_must_be_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     forgive(monkeypatch, 0.0)
     for _ in range(1000):
         site.engine.completion.lengths.observe(5)
@@ -209,7 +209,7 @@ def test_a_request_with_an_uncomputed_prefix_is_dropped_when_it_must_be_late(
 def test_a_cached_prefix_is_taken_off_the_prompt(
     num_logprobs: int, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     forgive(monkeypatch, 0.0)
     site.submit(1, 400, hashed=True)
     site.run()
@@ -231,7 +231,7 @@ def test_a_cached_prefix_is_taken_off_the_prompt(
 def test_a_prefix_that_another_request_computes_is_not_reused_for_prompt_logprobs(
     is_hashed: bool,
 ) -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.submit(1, 600, hashed=is_hashed, max_tokens=5)
     site.step()
     sampling = SamplingParams(num_prompt_logprobs=0)
@@ -254,7 +254,7 @@ def test_a_prefix_that_another_request_computes_is_not_reused_for_prompt_logprob
 def test_a_request_whose_blocks_are_reserved_counts_with_all_of_them(
     policy: AdmissionPolicy, num_blocks: int
 ) -> None:
-    site = FixedCostSite(num_seqs=1, admission_policy=policy)
+    site = FixedCostEngine(num_seqs=1, admission_policy=policy)
     site.submit(1, 10)
     site.step()
     site.submit(2, 10, max_tokens=90)
@@ -265,7 +265,7 @@ def test_a_request_whose_blocks_are_reserved_counts_with_all_of_them(
 
 def test_blocks_that_admission_keeps_free_are_waited_for() -> None:
     # Admissions may take 6 blocks while a request runs, which takes 5 of them and more.
-    site = FixedCostSite(watermark=0.97)
+    site = FixedCostEngine(watermark=0.97)
     site.submit(1, 100, max_tokens=100)
     site.step()
     submitted_s = site.clock()
@@ -281,7 +281,7 @@ def test_blocks_that_admission_keeps_free_are_waited_for() -> None:
 
 
 def test_blocks_that_running_requests_use_count_once() -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     site.submit(1, 100, max_tokens=100, hashed=True)
     site.step()
     site.step()
@@ -300,7 +300,7 @@ def test_blocks_that_running_requests_use_count_once() -> None:
     [{}, {"deadline_admission": False}, {"known_cost": None, "is_settled": False}],
 )
 def test_a_time_limit_ends_a_waiting_request(options: dict[str, Any]) -> None:
-    site = FixedCostSite(num_seqs=1, **options)
+    site = FixedCostEngine(num_seqs=1, **options)
     site.submit(1, 4, max_tokens=300)
     site.step()
     begun_s = site.clock()
@@ -312,7 +312,7 @@ def test_a_time_limit_ends_a_waiting_request(options: dict[str, Any]) -> None:
 
 
 def test_a_time_limit_ends_a_request_that_was_checked_again_before_it() -> None:
-    site = FixedCostSite(num_seqs=1)
+    site = FixedCostEngine(num_seqs=1)
     site.submit(1, 4, max_tokens=300)
     site.step()
     begun_s = site.clock()
@@ -332,7 +332,7 @@ def test_a_time_limit_ends_a_request_that_was_checked_again_before_it() -> None:
 def test_after_an_idle_time_the_first_request_is_admitted_as_a_trial(
     idle_s: float, is_tried: bool
 ) -> None:
-    site = FixedCostSite()
+    site = FixedCostEngine()
     site.clock.advance(idle_s)
     first = site.submit(1, 100, ttft_deadline_s=0.05)
     assert (first is not None) is is_tried

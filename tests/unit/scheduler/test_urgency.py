@@ -5,14 +5,14 @@ admission.
 from typing import Any
 
 from penstock.scheduler.events import Completed
-from unit.scheduler.fixed_cost_site import FixedCostSite
+from unit.scheduler.fixed_cost_engine import FixedCostEngine
 
 LONG = 400
 """Prompt tokens: 440 ms with whole steps, a third more if another prompt gets its share."""
 
 
-def site_of(**config: Any) -> FixedCostSite:
-    return FixedCostSite(max_prefill_share=0.5, **config)
+def site_of(**config: Any) -> FixedCostEngine:
+    return FixedCostEngine(max_prefill_share=0.5, **config)
 
 
 def test_a_prompt_that_would_be_late_gets_the_whole_budget() -> None:

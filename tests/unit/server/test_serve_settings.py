@@ -27,8 +27,8 @@ from penstock.scheduler.config import (
 )
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.cli.serve import (
-    by_flags,
     unknown_variables,
+    with_setting_flags,
 )
 from penstock.server.config import (
     SETTINGS,
@@ -440,7 +440,7 @@ def test_misspelt_variables_are_detected() -> None:
     ],
 )
 def test_fields_in_a_message_are_named_by_their_flags(message: str, expected: str | None) -> None:
-    assert by_flags(message) == (expected or message)
+    assert with_setting_flags(message) == (expected or message)
 
 
 def test_choices_are_those_of_the_settings() -> None:

@@ -29,7 +29,7 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
     )
 
 
-class Holds:
+class ThresholdPredicate:
     """A predicate that is true of the given numbers and from `or_from` on. `asked`: arguments."""
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
@@ -47,7 +47,7 @@ class Holds:
 def test_the_least_number_that_holds_is_found_and_the_one_below_was_tried(
     answer: int, first_guess: int
 ) -> None:
-    meets = Holds(or_from=answer)
+    meets = ThresholdPredicate(or_from=answer)
 
     assert least_replicas(meets, first_guess=first_guess, max_replicas=64) == answer
     assert len(set(meets.asked)) == len(meets.asked)
@@ -58,21 +58,21 @@ def test_the_least_number_that_holds_is_found_and_the_one_below_was_tried(
 
 
 def test_a_good_guess_takes_two_trials() -> None:
-    meets = Holds(or_from=20)
+    meets = ThresholdPredicate(or_from=20)
 
     assert least_replicas(meets, first_guess=20, max_replicas=64) == 20
     assert meets.asked == [20, 19]
 
 
 def test_none_when_the_most_fails() -> None:
-    meets = Holds()
+    meets = ThresholdPredicate()
 
     assert least_replicas(meets, first_guess=3, max_replicas=9) is None
     assert 9 in meets.asked
 
 
 def test_a_predicate_that_is_not_monotone_ends_the_search_at_a_boundary() -> None:
-    meets = Holds(3, 4, 8, 9, or_from=12)
+    meets = ThresholdPredicate(3, 4, 8, 9, or_from=12)
 
     found = least_replicas(meets, first_guess=6, max_replicas=16)
 
@@ -83,7 +83,7 @@ def test_a_predicate_that_is_not_monotone_ends_the_search_at_a_boundary() -> Non
 
 def test_a_search_needs_a_replica() -> None:
     with pytest.raises(ValueError, match="max_replicas"):
-        least_replicas(Holds(), first_guess=1, max_replicas=0)
+        least_replicas(ThresholdPredicate(), first_guess=1, max_replicas=0)
 
 
 def test_the_window_is_where_the_tokens_are() -> None:

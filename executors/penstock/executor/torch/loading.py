@@ -64,7 +64,7 @@ class LoadedModel:
     device: torch.device
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-        """Run a packed forward of `input_ids`, `position_ids` int64 [1, T]; return logits [m,
+        """Run a packed forward pass of `input_ids`, `position_ids` int64 [1, T]; return logits [m,
         vocabulary] of the packed tokens with the indices `rows` int64 [m].
         """
         out = self.module(

@@ -186,14 +186,14 @@ class _Subscription:
 
     def receive(self, update: CacheUpdate | None) -> None:
         """Queue a cache update to be written. Ends the stream if the gateway reads too slowly."""
-        if self.ready.is_cut:
+        if self.ready.is_aborted:
             return
         self._backlog += _size_of(update)
         self.ready.mark(update)
         if self._backlog > self._max_backlog:
             logger.warning("a gateway left %d cache changes unread: disconnecting", self._backlog)
-            self._front.counters.num_cut_readers += 1
-            self.ready.cut(STALLED)
+            self._front.counters.num_disconnected_readers += 1
+            self.ready.abort(STALLED)
 
     async def run(self, context: Context, authorize_again: Callable[[], object]) -> None:
         """Write the events until either peer ends the stream. Raises RequestError: DRAINING when
@@ -217,7 +217,7 @@ class _Subscription:
         except asyncio.CancelledError:
             # The peer has disconnected, or it did not read and the stream was closed during the
             # write.
-            if ready.was_cut_off() and ready.failure is not None:
+            if ready.was_interrupted() and ready.failure is not None:
                 raise RequestError(ready.failure) from None
             raise
         raise request_error(ErrorReason.DRAINING)

@@ -22,8 +22,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.kv_events import KvEvents
 from penstock.gateway.smg.loads import LoadReport
-from penstock.gateway.smg.request_mapping import own_request
-from penstock.gateway.smg.response_mapping import ChunkEncoder, WholeEncoder
+from penstock.gateway.smg.request_mapping import penstock_request
+from penstock.gateway.smg.response_mapping import ChunkEncoder, NonStreamingEncoder
 from penstock.gateway.smg.worker_info import (
     CHUNK_BYTES,
     SERVER_TYPE,
@@ -157,17 +157,17 @@ class VllmEngineService:
         request = None
         bias_ids: Sequence[int] = ()
         try:
-            own = own_request(message)
+            own = penstock_request(message)
             bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
             self._accounts.describe(account, own, is_stream=message.stream)
             self._front.counters.num_unknown_fields += num_unknown_fields(message)
-            encoder = ChunkEncoder() if message.stream else WholeEncoder()
+            encoder = ChunkEncoder() if message.stream else NonStreamingEncoder()
             del message
             request = await open_request(self._front, own, times, account)
             del own
             await deliver(self._front, request, encoder, context)
             if encoder.usage is not None:
-                self._loads.note(encoder.usage)
+                self._loads.record_usage(encoder.usage)
         except RequestError as error:
             raise RequestError(with_gateway_paths(error.failure, bias_ids)) from None
         finally:

@@ -35,7 +35,7 @@ MAX_FILES: Final = 50
 MAX_BUNDLE_BYTES: Final = 200 << 20
 MAX_UNPACKED_BYTES: Final = 500 << 20
 """The maximum values that gateways accept for an archive: number of files, bytes of the archive,
-and bytes of the files. Models need about a tenth."""
+and bytes of the files. The tokenizers of models need about a tenth of these."""
 _NAMES: Final = frozenset(
     {
         "chat_template.jinja",

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(Supervisor(config, announce).run())
     except CannotStart as error:
-        return _cannot_start(by_flags(str(error)))
+        return _cannot_start(with_setting_flags(str(error)))
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
@@ -131,13 +131,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
     others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, KERNELS_VARIABLE, *CONNECTION_VARIABLES)
     known = {*others, *_variables()}
-    made_up = tuple(
+    of_kubernetes = tuple(
         variable_of(name + kind)
         for name in ("", "METRICS_", "OPERATIONS_")
         for kind in ("SERVICE_", "PORT_")
     )
     ours = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
-    return sorted(name for name in ours - known if not name.startswith(made_up))
+    return sorted(name for name in ours - known if not name.startswith(of_kubernetes))
 
 
 def _variables() -> list[str]:
@@ -236,7 +236,7 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
     return path
 
 
-def by_flags(message: str) -> str:
+def with_setting_flags(message: str) -> str:
     """Return a message from a process of the service, with the names of configuration fields
     replaced by flags."""
     from penstock.server.config import SETTINGS

@@ -39,7 +39,7 @@ _CACHE_ONLY = (
 )
 _QUOTAS = ("tenant_max_live", "tenant_requests_per_minute", "tenant_tokens_per_minute")
 _CACHE_SIZES = ("num_blocks", "kv_cache_mib", "kv_memory_fraction")
-_KEYS = {
+_TRTLLM_KEYS = {
     "max_num_seqs": "max_batch_size",
     "max_num_batched_tokens": "max_num_tokens",
     "max_seq_len": "max_seq_len",
@@ -53,20 +53,20 @@ _KEYS = {
     "pipeline_depth": "disable_overlap_scheduler",
 }
 """Settings of the other executors, with the key of the TensorRT-LLM section that replaces each."""
-_OWN_PACE = "the engine plans its own steps"
-_OWN_CACHE = "the engine evicts its own blocks; it supports retention but not sessions"
-_MEANINGLESS = {
+_PLANS_STEPS = "the engine plans its own steps"
+_EVICTS_BLOCKS = "the engine evicts its own blocks; it supports retention but not sessions"
+_WITHOUT_EFFECT = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
     "threads": "it does not use the CPU",
     "quantization": "it serves checkpoints as they are quantised",
     **dict.fromkeys(
         ("target_itl_ms", "max_prefill_share", "deadline_admission", "min_deadline_chance"),
-        _OWN_PACE,
+        _PLANS_STEPS,
     ),
-    "step_cost": _OWN_PACE,
+    "step_cost": _PLANS_STEPS,
     **dict.fromkeys(
         ("eviction", "max_session_share", "max_tenant_session_share", "max_session_tokens"),
-        _OWN_CACHE,
+        _EVICTS_BLOCKS,
     ),
 }
 _OFFSETS = {"operations_port": OPERATIONS_OFFSET, "metrics_port": METRICS_OFFSET}
@@ -219,9 +219,9 @@ def trtllm_settings(
     The scheduler must predict which requests the engine admits, so both use the admission policy of
     the TensorRT-LLM section.
     """
-    for name, key in _KEYS.items():
+    for name, key in _TRTLLM_KEYS.items():
         sources.reject([name], f"is set for the trtllm executor by {key} in --trtllm-config")
-    for name, reason in _MEANINGLESS.items():
+    for name, reason in _WITHOUT_EFFECT.items():
         sources.reject([name], f"has no effect with the trtllm executor: {reason}")
     sources.reject(["simulated_config"], "has no effect with the trtllm executor")
     config: TrtllmConfig = sources.get("trtllm_config", TrtllmConfig())

@@ -38,7 +38,7 @@ _LIVE_DEADLINE_S = 2.0
 """Time limit of a query of the live view, in seconds, after which the service is considered
 unresponsive. Keys are not handled during a query."""
 _ONCE_DEADLINE_S = 10.0
-"""Time limit of a query of `--once`, in seconds: that of other commands."""
+"""Time limit of a query of `--once`, in seconds: the client's default (`CONTROL_DEADLINE_S`)."""
 _NO_WIDTH = 10_000
 """Unlimited width, for output that is not a terminal."""
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 MAX_POOL_LINES = 4
-MAX_OWNERS = 6
+MAX_TENANTS = 6
 """Maximum number of tenants that are displayed separately in the KV cache."""
-_OWNER_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_TENANT_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _USED, _CACHED, _FREE = "█", "▒", "·"
 _STATE_STYLES = {
     ModelState.READY: "bold green",
@@ -143,15 +143,16 @@ def _latency_table(state: TopState, model: "ModelStats", width: int) -> Table:
     for name in ("p50", "p90", "p99"):
         table.add_column(name, justify="right", min_width=8, no_wrap=True)
     table.add_column("", no_wrap=True, overflow="crop")
-    room = max(0, min(60, width - 66))
-    courses = {
-        "TTFT": f"step     {short_duration(model.mean_step_s):>8} {sparkline(state.step_s, room)}",
+    max_width = max(0, min(60, width - 66))
+    sparklines = {
+        "TTFT": f"step     {short_duration(model.mean_step_s):>8}"
+        f" {sparkline(state.step_s, max_width)}",
         "ITL": f"tokens/s {count(model.decode_tokens_per_s):>8}"
-        f" {sparkline(state.tokens_per_s, room)}",
+        f" {sparkline(state.tokens_per_s, max_width)}",
     }
     rows = {"TTFT": model.ttft, "ITL": model.itl, "queue": model.queue, "total": model.e2e}
     for name, values in rows.items():
-        table.add_row(name, *_percentiles(values), Text(courses.get(name, ""), style="cyan"))
+        table.add_row(name, *_percentiles(values), Text(sparklines.get(name, ""), style="cyan"))
     return table
 
 
@@ -169,25 +170,25 @@ def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[Render
     )
     if not cache.num_total_blocks:
         return [caption]
-    owners = _owners(state.requests, model.model, cache.num_used_blocks)
-    parts = [*owners.values(), cache.num_cached_blocks, cache.num_free_blocks]
+    blocks_by_tenant = _blocks_by_tenant(state.requests, model.model, cache.num_used_blocks)
+    parts = [*blocks_by_tenant.values(), cache.num_cached_blocks, cache.num_free_blocks]
     cells = cells_of(parts, MAX_POOL_LINES * width)
     grid = Text()
     for index, num_cells in enumerate(cells[:-2]):
-        grid.append(_USED * num_cells, style=_OWNER_STYLES[index % len(_OWNER_STYLES)])
+        grid.append(_USED * num_cells, style=_TENANT_STYLES[index % len(_TENANT_STYLES)])
     grid.append(_CACHED * cells[-2], style="bright_black")
     grid.append(_FREE * cells[-1], style="bright_black")
     lines = list(grid.divide(range(width, len(grid), width)))
     legend = Text("  ")
-    for index, (name, num_blocks) in enumerate(owners.items()):
-        style = _OWNER_STYLES[index % len(_OWNER_STYLES)]
+    for index, (name, num_blocks) in enumerate(blocks_by_tenant.items()):
+        style = _TENANT_STYLES[index % len(_TENANT_STYLES)]
         legend.append(f"{_USED} {name} {count(num_blocks)}  ", style=style)
     legend.append(f"{_CACHED} cached  {_FREE} free", style="bright_black")
     legend.no_wrap = True
     return [caption, *lines, legend]
 
 
-def _owners(
+def _blocks_by_tenant(
     requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
 ) -> dict[str, int]:
     """Return the number of used blocks by tenant, the largest first; "other" for the remaining
@@ -200,14 +201,16 @@ def _owners(
     for request in requests:
         if request.model == model and request.num_blocks:
             held[printable(request.tenant) or "requests"] += request.num_blocks
-    owners = dict(held.most_common(MAX_OWNERS - 1))
+    blocks_by_tenant = dict(held.most_common(MAX_TENANTS - 1))
     total = sum(held.values())
     if total > num_used_blocks:
-        owners = {name: num * num_used_blocks // total for name, num in owners.items()}
-    num_other = num_used_blocks - sum(owners.values())
+        blocks_by_tenant = {
+            name: num * num_used_blocks // total for name, num in blocks_by_tenant.items()
+        }
+    num_other = num_used_blocks - sum(blocks_by_tenant.values())
     if num_other > 0:
-        owners["other"] = num_other
-    return owners
+        blocks_by_tenant["other"] = num_other
+    return blocks_by_tenant
 
 
 def _requests_caption(state: TopState, num_rows: int, *, has_keys: bool) -> Text:

@@ -63,13 +63,13 @@ class RequestAccount:
     Attributes:
         call_timeout_s: Timeout of the call on arrival, in seconds; infinite without one.
         ceilings: The maximum priorities of its tenant.
-        live: The request in the front; None until the front has opened it.
+        live: The request in the front; None until the front has registered it.
         failure: The error returned to the caller; None while there is none.
         shared: The writer that sends the messages of this request together with those of other
             requests; None otherwise.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
         num_messages: Number of messages of this request that `live.stream.num_writes` does not
-            count, because another writer sent them.
+            count: those of a shared writer, and the response of a unary call.
         outcome, end_s: Outcome and end time of the request; None and NaN until the account is
             closed.
         stalled_s, num_stalls: Set when the account is closed; see `WatchedWrite.stalls`.
@@ -164,15 +164,15 @@ def _numbers_of(live: LiveRequest) -> _Numbers:
     for output in live.outputs:
         num_output_tokens += output.text.num_tokens
         num_preemptions += output.num_preemptions
-    place = live.head.place
-    estimated_queue_s = None if place is None else place.estimated_queue_s
+    position = live.head.queue_position
+    estimated_queue_s = None if position is None else position.estimated_queue_s
     has_token = live.first_token_s != NO_TIME
     return (
         live.num_prompt_tokens,
         live.num_cached_tokens,
         num_output_tokens,
         max(0.0, live.first_token_s - live.arrival_s) if has_token else math.nan,
-        -1 if place is None else place.num_ahead,
+        -1 if position is None else position.num_ahead,
         math.nan if estimated_queue_s is None else estimated_queue_s,
         num_preemptions,
     )
@@ -226,8 +226,9 @@ class Accounts:
     ) -> None:
         """Close the account. Only the first call has an effect.
 
-        Creates the record immediately, unless the engine is connected and has not ended the
-        request. The record is then created at the engine's end event, or in `sweep` or `settle`.
+        Creates the record immediately if no engine is connected, if the request was not submitted,
+        or if the engine has ended it. Otherwise the record is created when the engine's end event
+        arrives, or in `sweep` or `flush`.
         """
         if self._recorder is None or account.outcome is not None:
             return
@@ -253,7 +254,7 @@ class Accounts:
         """
         self._pending.flush(now_s - MAX_WAIT_S)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write all waiting records, because the engine is lost and sends no more events."""
         self._pending.flush(float("inf"))
 

@@ -21,7 +21,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.ipc.board import BoardView
 from penstock.server.ipc.frames import EngineHello
 
-_CLOSE = 8
+_MIN_COMMON_SPACE = 8
 """If the queue has space for fewer requests per front than this, a front uses only its share of the
 space, because all fronts see the same free space."""
 _NUM_UNSEEN_STEPS = 2
@@ -32,44 +32,47 @@ of that iteration."""
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    turn: int
+    """Requests sent to the engine (negative: withdrawn) after `num_heartbeats` heartbeats."""
+
+    num_heartbeats: int
     num_requests: int
     num_tokens: int
 
 
 @dataclass(slots=True)
-class _Part:
-    """The waiting requests of one tenant: their number and the lowest priority among them."""
+class _TenantQueue:
+    """The waiting requests of one tenant: their number (one per output) and lowest priority."""
 
     num_requests: int
-    lowest: int
+    lowest_priority: int
 
 
 class AdmissionEstimate:
-    """The queue as estimated by this front.
+    """The engine's queue as estimated by this front: its number of requests and of prompt tokens.
 
-    `show` is the engine's status board, in which it publishes its queue; without a board every
+    `board` is the engine's status board, in which it publishes its queue; without a board every
     request is accepted. `num_fronts` is the number of fronts that share the engine. When the queue
     has space for few more requests, each front uses only its share of the space; otherwise all
-    fronts would submit a request for the same place, and the engine would reject all but one.
+    fronts would submit a request for the last free place, and the engine would reject all but
+    one.
     `waiting` has the live requests of this front. `weight_of` returns the weight of a tenant.
     """
 
     def __init__(
         self,
-        show: BoardView | None = None,
+        board: BoardView | None = None,
         num_fronts: int = 1,
         *,
         waiting: Iterable[LiveRequest] = (),
         weight_of: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        self._show = show
+        self._board = board
         self._num_fronts = num_fronts
         self._waiting = waiting
         self._weight_of = weight_of
-        # By tenant, as of heartbeat `_parts_step` of the engine's loop.
-        self._parts: dict[str, _Part] = {}
-        self._parts_step = -1
+        # The waiting requests of this front by tenant, computed at `_queues_heartbeat`.
+        self._queues: dict[str, _TenantQueue] = {}
+        self._queues_heartbeat = -1
         self._unseen: deque[_Sent] = deque()
         self._num_requests = 0
         self._num_tokens = 0
@@ -93,7 +96,7 @@ class AdmissionEstimate:
         in the engine, a prompt longer than the limit of tokens is accepted while the queue is
         empty.
         """
-        if self._show is None or hello is None:
+        if self._board is None or hello is None:
             return
         most = hello.max_num_waiting
         if num_requests > most:
@@ -101,17 +104,17 @@ class AdmissionEstimate:
                 "sampling.num_outputs",
                 f"{num_requests} outputs exceed the queue's limit of {most}",
             )
-        self._forget_seen(self._show.num_heartbeats)
-        queue = self._show.queue
+        self._forget_seen(self._board.num_heartbeats)
+        queue = self._board.queue
         if queue.epoch != hello.epoch:
             return  # The state is that of another engine, or the engine has not run a step yet.
         num_waiting = queue.num_waiting + self._num_requests
         if num_waiting <= 0:
             return
         num_waiting_tokens = queue.num_waiting_tokens + self._num_tokens
-        room = self._share_of(most - queue.num_waiting, most)
+        space = self._share_of(most - queue.num_waiting, most)
         if (
-            self._num_requests + num_requests <= room
+            self._num_requests + num_requests <= space
             and num_waiting_tokens + num_tokens <= hello.max_num_waiting_tokens
         ):
             return
@@ -127,73 +130,74 @@ class AdmissionEstimate:
     ) -> bool:
         """Return True if the engine may have waiting requests that this tenant's requests could
         displace. If so, this tenant's requests count as waiting until the engine's next step."""
-        turn = 0 if self._show is None else self._show.num_heartbeats
-        if turn != self._parts_step:
+        num_heartbeats = 0 if self._board is None else self._board.num_heartbeats
+        if num_heartbeats != self._queues_heartbeat:
             # Compute this at most once per step: in an overload, a rejection must cost less than a
             # request.
-            self._parts_step, self._parts = turn, _parts_of(self._waiting)
-        own = self._parts.get(tenant)
-        if own is not None and own.lowest < priority:
+            self._queues_heartbeat, self._queues = num_heartbeats, _queues_of(self._waiting)
+        own = self._queues.get(tenant)
+        if own is not None and own.lowest_priority < priority:
             return True
         num_own = num_requests + (0 if own is None else own.num_requests)
-        part = num_own / self._weight_of(tenant)
+        share = num_own / self._weight_of(tenant)
         # The largest share may belong to requests of another front, so the engine decides about
         # small shares.
-        num_tenants = len(self._parts) + (own is None)
+        num_tenants = len(self._queues) + (own is None)
         num_fair = max_num_waiting // (2 * self._num_fronts * num_tenants)
         is_small = self._num_fronts > 1 and num_own <= num_fair
         may = is_small or any(
-            (other.num_requests - 1) / self._weight_of(name) >= part
-            for name, other in self._parts.items()
+            (other.num_requests - 1) / self._weight_of(name) >= share
+            for name, other in self._queues.items()
             if name != tenant
         )
         if may:
             # Include requests that were sent before the engine's next step.
-            self._parts[tenant] = _Part(num_own, min(priority, own.lowest if own else priority))
+            lowest = priority if own is None else min(priority, own.lowest_priority)
+            self._queues[tenant] = _TenantQueue(num_own, lowest)
         return may
 
-    def _share_of(self, room: int, max_num_waiting: int) -> int:
+    def _share_of(self, space: int, max_num_waiting: int) -> int:
         # Do not reserve in a short queue, because no front could use the last places.
-        close = _CLOSE * self._num_fronts
-        return room // self._num_fronts if room < close <= max_num_waiting else room
+        min_common_space = _MIN_COMMON_SPACE * self._num_fronts
+        return space // self._num_fronts if space < min_common_space <= max_num_waiting else space
 
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
         """Record that requests were sent to the engine and are not in its published state yet.
 
         A negative number means that requests were withdrawn that are still in the published state.
         """
-        if self._show is None:
+        if self._board is None:
             return
-        turn = self._show.num_heartbeats
-        self._forget_seen(turn)
-        self._unseen.append(_Sent(turn, num_requests, num_tokens))
+        num_heartbeats = self._board.num_heartbeats
+        self._forget_seen(num_heartbeats)
+        self._unseen.append(_Sent(num_heartbeats, num_requests, num_tokens))
         self._num_requests += num_requests
         self._num_tokens += num_tokens
 
-    def _forget_seen(self, turn: int) -> None:
+    def _forget_seen(self, num_heartbeats: int) -> None:
         """Remove from the estimate the requests that are in the published state by now, or that
         were sent to a lost engine.
 
-        `turn` is the number of heartbeats of the engine's loop, one per iteration.
+        `num_heartbeats` is the number of heartbeats of the engine's loop, one per iteration.
         """
         unseen = self._unseen
-        while unseen and not 0 <= turn - unseen[0].turn < _NUM_UNSEEN_STEPS:
+        while unseen and not 0 <= num_heartbeats - unseen[0].num_heartbeats < _NUM_UNSEEN_STEPS:
             seen = unseen.popleft()
             self._num_requests -= seen.num_requests
             self._num_tokens -= seen.num_tokens
 
 
-def _parts_of(requests: Iterable[LiveRequest]) -> dict[str, _Part]:
-    parts: dict[str, _Part] = {}
+def _queues_of(requests: Iterable[LiveRequest]) -> dict[str, _TenantQueue]:
+    queues: dict[str, _TenantQueue] = {}
     for request in requests:
         num_queued = request.num_queued
         if not num_queued:
             continue
         priority = request.generation.urgency.priority
-        part = parts.get(request.tenant)
-        if part is None:
-            parts[request.tenant] = _Part(num_queued, priority)
+        queue = queues.get(request.tenant)
+        if queue is None:
+            queues[request.tenant] = _TenantQueue(num_queued, priority)
         else:
-            part.num_requests += num_queued
-            part.lowest = min(part.lowest, priority)
-    return parts
+            queue.num_requests += num_queued
+            queue.lowest_priority = min(queue.lowest_priority, priority)
+    return queues

@@ -28,7 +28,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.ipc.frames import Attached, AttachFailure, EngineHello, ResumeSpec
 from penstock.server.ipc.ports import EnginePort, EngineUnavailable
-from penstock.server.ipc.step_frames import part_of
+from penstock.server.ipc.step_frames import select_outputs
 from penstock.server.tenants import PriorityCeilings, engine_request_id
 
 _POLL_INTERVAL_S: Final = 0.05
@@ -261,13 +261,13 @@ class Attachments:
         Raises RequestError if the request was cancelled, or if another front has attached it.
         """
         request = attachment.request
-        request.is_catching_up = True
+        request.is_backlog_unlimited = True
         keys = set(attachment.keys)
         num_tokens = 0
         while attachment.events:
             events = attachment.events.popleft()
             rows = np.flatnonzero(np.isin(events.keys, attachment.keys))
-            for part in _parts_of(part_of(events, keys.__contains__, rows)):
+            for part in _parts_of(select_outputs(events, keys.__contains__, rows)):
                 self._front.apply_history(request, part)
                 num_tokens += 1 + len(part.tokens)  # Other events take about as long as a token.
                 if num_tokens >= _TOKENS_PER_ITERATION:
@@ -308,19 +308,20 @@ def _raise_if_over(request: LiveRequest) -> None:
 
 @dataclass(slots=True, eq=False)
 class ClientPosition:
-    """The position of a client in a stream.
+    """The position of a client in a stream, from which the stream continues.
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
-    complete prompt. `tokens` has the number of received tokens of each output, by output index.
-    `closed` has the outputs of which the client has received tokens, until a later `TokensPiece` of
-    the output is sent. If such an output ended with STOP or LENGTH, its last `TokensPiece` without
-    tokens is skipped, because that text was sent with the last token.
+    complete prompt. `tokens` has the number of tokens of each output, by output index, that the
+    client has received and that `remaining_events` has not skipped yet. `begun` has the outputs of
+    which the client has received tokens, until a later `TokensPiece` of the output is sent. If such
+    an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is skipped, because
+    that text was sent with the last token.
     """
 
     is_accepted: bool = False
     is_echoed: bool = False
     tokens: dict[int, int] = field(default_factory=dict[int, int])
-    closed: set[int] = field(default_factory=set[int])
+    begun: set[int] = field(default_factory=set[int])
 
     def remaining_events(
         self, batch: Iterable[StreamEvent], live: LiveRequest
@@ -342,10 +343,10 @@ class ClientPosition:
             case TokensPiece() if (num_left := self.tokens.get(event.output_index, 0)) > 0:
                 self.tokens[event.output_index] = num_left - event.num_tokens
                 return False
-            case TokensPiece() if event.output_index in self.closed:
+            case TokensPiece() if event.output_index in self.begun:
                 if not event.num_tokens and _ended_by_itself(live, event.output_index):
                     return False
-                self.closed.discard(event.output_index)
+                self.begun.discard(event.output_index)
                 return True
             case Finished() if any(num_left > 0 for num_left in self.tokens.values()):
                 raise sequence_unavailable()

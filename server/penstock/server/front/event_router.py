@@ -16,7 +16,7 @@ from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Qu
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.errors import INTERNAL, ErrorReason, Failure
 from penstock.server.front.events import LogprobRows
-from penstock.server.front.live_request import LiveRequest, OwnOutput
+from penstock.server.front.live_request import LiveRequest, LiveRequestOutput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import SharedWriter
 
@@ -31,7 +31,7 @@ class FrontCounters:
     describes them."""
 
     num_submitted: int = 0
-    num_cut_readers: int = 0
+    num_disconnected_readers: int = 0
     num_late_events: int = 0
     num_unknown_fields: int = 0
     num_lowered_priorities: int = 0
@@ -42,8 +42,9 @@ class EventRouter:
     """Routes each event to the request that it concerns.
 
     `cancel` cancels the outputs with the given keys in the engine. `on_late_event` receives
-    admissions and ends of requests that this front has already removed. `newest_place` is the queue
-    position of the most recently queued request, even if the request was removed; None before.
+    admissions and ends of requests that this front has already removed. `newest_queue_position` is
+    the queue position of the most recently queued request, even if the request was removed; None
+    before.
     """
 
     def __init__(
@@ -60,17 +61,17 @@ class EventRouter:
         self._max_backlog_tokens = max_backlog_tokens
         self._cancel = cancel
         self._on_late_event = on_late_event
-        self._cuts = CloseLog(logger)
-        self.newest_place: Queued | None = None
+        self._close_log = CloseLog(logger)
+        self.newest_queue_position: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
         """Apply the events of one step, which this front received at `now_s`, to their requests.
 
         If `is_history`, these are earlier events of a request that is being attached; its reader
-        has not started yet, and `newest_place` stays unchanged.
+        has not started yet, and `newest_queue_position` stays unchanged.
         """
         touched: dict[LiveRequest, None] = {}
-        newest = self.newest_place
+        newest = self.newest_queue_position
         self._changes(events, now_s, touched)
         self._prompt_logprobs(events, now_s, touched)
         self._tokens(events, now_s, touched)
@@ -79,31 +80,31 @@ class EventRouter:
             for request in touched:
                 request.report_queue_position()
         if is_history:
-            self.newest_place = newest
+            self.newest_queue_position = newest
         for request in touched:
             num_unread = request.stream.num_backlog_tokens
-            if num_unread > self._max_backlog_tokens and not request.is_catching_up:
-                self.cut(request, f"{num_unread} tokens unread", now_s)
+            if num_unread > self._max_backlog_tokens and not request.is_backlog_unlimited:
+                self.disconnect(request, f"{num_unread} tokens unread", now_s)
             request.stream.wake()
 
-    def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
+    def disconnect(self, request: LiveRequest, why: str, now_s: float) -> None:
         """Disconnect a stalled reader, and cancel its request unless the request is resumable."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
-        self._cuts.report(now_s, f"request {request.request_id}", why, extra)
-        self._counters.num_cut_readers += 1
+        self._close_log.report(now_s, f"request {request.request_id}", why, extra)
+        self._counters.num_disconnected_readers += 1
         request.phases.stop(now_s)
-        request.stream.cut(STALLED)
+        request.stream.abort(STALLED)
         if request.generation.resumption is None:
             self._cancel(request.live_keys, FinishReason.CANCELLED)
 
-    def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
+    def disconnect_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
         """Disconnect the stalled reader of several requests. The owner of the writer releases the
         requests (`Front.release_all`)."""
-        self._cuts.report(now_s, "a shared stream", why, {})
-        self._counters.num_cut_readers += 1
-        writer.cut(STALLED)
+        self._close_log.report(now_s, "a shared stream", why, {})
+        self._counters.num_disconnected_readers += 1
+        writer.abort(STALLED)
 
-    def cut_stalled(
+    def disconnect_stalled(
         self, writers: Iterable[SharedWriter[Any]], max_stall_s: float, now_s: float
     ) -> None:
         """Disconnect each reader whose current write has been blocked for longer than
@@ -113,15 +114,15 @@ class EventRouter:
         """
         for request in self._table:
             stalled_s = now_s - request.stream.blocked_since_s
-            if stalled_s > max_stall_s and not request.stream.is_cut:
-                self.cut(request, f"one write blocked for {stalled_s:.1f} s", now_s)
+            if stalled_s > max_stall_s and not request.stream.is_aborted:
+                self.disconnect(request, f"one write blocked for {stalled_s:.1f} s", now_s)
         for writer in writers:
             stalled_s = now_s - writer.blocked_since_s
-            if stalled_s > max_stall_s and not writer.is_cut:
-                self.cut_shared(writer, f"one write blocked for {stalled_s:.1f} s", now_s)
-        self._cuts.report_remaining(now_s)
+            if stalled_s > max_stall_s and not writer.is_aborted:
+                self.disconnect_shared(writer, f"one write blocked for {stalled_s:.1f} s", now_s)
+        self._close_log.report_remaining(now_s)
 
-    def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
+    def _find(self, key: int, touched: dict[LiveRequest, None]) -> "LiveRequestOutput | None":
         output = self._table.output(key)
         if output is None:
             # This front released the request while the events were in transit; this is expected and
@@ -134,7 +135,7 @@ class EventRouter:
     def _changes(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
         for change in events.changes:
             if isinstance(change, Queued):
-                self.newest_place = change
+                self.newest_queue_position = change
             output = self._find(change.key, touched)
             if output is None:
                 if isinstance(change, Admitted):

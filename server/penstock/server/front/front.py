@@ -116,7 +116,7 @@ class Front:
 
     @property
     def num_backlog_tokens(self) -> int:
-        """Number of output tokens that readers have not taken, over all backlogs."""
+        """Number of output tokens in the backlogs of all live requests."""
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
     @property
@@ -125,10 +125,10 @@ class Front:
         return sum(request.is_detached for request in self.table)
 
     @property
-    def newest_place(self) -> Queued | None:
+    def newest_queue_position(self) -> Queued | None:
         """The queue position of the request that the current engine has queued most recently for
         this front; None if there is none."""
-        return self._router.newest_place
+        return self._router.newest_queue_position
 
     def live_views(self) -> Iterator[FrontView]:
         """Yield a view of each live request, for operators.
@@ -231,13 +231,13 @@ class Front:
         for request in requests:
             if request.is_released or request.is_detached:
                 continue
-            is_arriving = self.attaching.pop(request, None) is not None
-            if request.generation.resumption is not None and (request.outputs or is_arriving):
+            is_attaching = self.attaching.pop(request, None) is not None
+            if request.generation.resumption is not None and (request.outputs or is_attaching):
                 unread.append(engine_request_id(request.tenant, request.request_id))
                 if request.stream.is_closed:
                     self._keep_result(request)
                     self._remove(request)
-                elif is_arriving:  # Its stream is not complete here.
+                elif is_attaching:  # Its stream is not complete here.
                     self._remove(request)
                 else:
                     self._detach(request)
@@ -255,7 +255,7 @@ class Front:
         the client is blocked.
         """
         request.phases.stop(self.clock())
-        request.stream.cut(_SUPERSEDED)
+        request.stream.abort(_SUPERSEDED)
         self._remove(request)
 
     def apply_history(self, request: LiveRequest, events: StepEvents) -> None:
@@ -272,8 +272,8 @@ class Front:
         stream.
 
         `is_same_engine` is True if the engine from which it was taken over is still connected.
-        Otherwise the request is submitted to the next engine; if the request has ended, its result
-        is submitted instead.
+        Otherwise the request is submitted to the engine that is connected now, or as soon as one
+        is; if the request has ended, only its result is submitted.
         """
         del self.attaching[request]
         self.table.add_outputs(request)
@@ -375,18 +375,18 @@ class Front:
     def on_lost(self) -> None:
         """Handle the loss of the connection: suspend requests until the next engine connects, or
         fail them if replays are off. Also writes the records that wait for the engine."""
-        self.accounts.settle()
-        self._router.newest_place = None
+        self.accounts.flush()
+        self._router.newest_queue_position = None
         # Requests that are being attached are incomplete; they are submitted to the next engine
         # later.
-        waits = [
+        waiting = [
             one for one in self.table if one not in self.attaching or not self.replays.is_enabled
         ]
-        self.replays.on_engine_lost(waits)
+        self.replays.on_engine_lost(waiting)
 
-    def on_given_up(self) -> None:
+    def on_no_further_engine(self) -> None:
         """End the requests that wait for an engine, because no further engine will be started."""
-        self.replays.give_up()
+        self.replays.disable()
 
     def fail_all(self, failure: Failure) -> None:
         """End every live request with the error `failure`."""
@@ -410,10 +410,12 @@ class Front:
         if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
-    def cut_stalled(self) -> None:
+    def disconnect_stalled(self) -> None:
         """Disconnect each reader whose current write has been blocked for longer than
         `max_reader_stall_s`."""
-        self._router.cut_stalled(self.shared_writers, self.config.max_reader_stall_s, self.clock())
+        self._router.disconnect_stalled(
+            self.shared_writers, self.config.max_reader_stall_s, self.clock()
+        )
 
     def known_limits(self) -> Limits:
         """Return the limits of the connected engine, or of the last engine if replays are enabled.
@@ -504,7 +506,7 @@ class Front:
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:
-            self._router.cut(request, "ended and unread in a full front", now_s)
+            self._router.disconnect(request, "ended and unread in a full front", now_s)
         self.release_all(unread)
 
     def _remove(self, request: LiveRequest) -> None:
@@ -526,14 +528,14 @@ class Front:
         request.is_detached = True
         stream = request.stream
 
-        def pass_over() -> None:
+        def drop_events() -> None:
             stream.take_due()
             if stream.is_closed:
                 self._keep_result(request)
                 self._remove(request)
 
-        stream.attach(pass_over)
-        pass_over()
+        stream.attach(drop_events)
+        drop_events()
 
     def _keep_result(self, request: LiveRequest) -> None:
         result = result_of(request)

@@ -18,7 +18,7 @@ from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateDat
 
 
 class TextInput(msgspec.Struct, frozen=True, kw_only=True):
-    """Plain text to tokenize."""
+    """Plain text to tokenise."""
 
     text: str
     add_special_tokens: bool = True
@@ -113,7 +113,7 @@ class ChunkLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.min_tokens > 1 and self.max_delay_s > 0
 
 
-WHOLE_BACKLOG: Final = ChunkLimits()
+NO_CHUNK_LIMITS: Final = ChunkLimits()
 """Nothing is held back: each message carries all events that are not sent yet."""
 
 
@@ -128,7 +128,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_logprobs: int = -1
     return_token_ids: bool = False
     echo: bool = False
-    chunks: ChunkLimits = WHOLE_BACKLOG
+    chunks: ChunkLimits = NO_CHUNK_LIMITS
 
     @property
     def wants_records(self) -> bool:

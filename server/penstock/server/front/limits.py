@@ -41,8 +41,8 @@ class Limits:
     ) -> "Limits":
         """Return the limits of an engine under these settings.
 
-        `vocab_size` is the size of the tokenizer's vocabulary, None if unknown. The smaller one of
-        the vocabularies of tokenizer and model applies.
+        `vocab_size` is the vocabulary size in the model's files, None if unknown. The smaller one
+        of it and the executor's vocabulary size applies.
         """
         return Limits(
             config=config,

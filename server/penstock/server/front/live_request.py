@@ -31,10 +31,10 @@ from penstock.server.front.stream_head import StreamHead, accepted_event
 from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
 
-OwnOutput: TypeAlias = "LiveOutput[LiveRequest]"
+LiveRequestOutput: TypeAlias = "LiveOutput[LiveRequest]"
 
 _REASON_NAMES = {reason: reason.name for reason in FinishReason}
-_OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_NORMAL_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
 class LiveRequest:
@@ -50,8 +50,9 @@ class LiveRequest:
         num_replays: Number of resubmissions after the loss of an engine or of its connection.
         is_detached: True if no client reads the request. It stays here so that it can be submitted
             to another engine.
-        is_catching_up: True while a client that resumes the stream reads its earlier events, and
-            for GenerateOnce, which sends nothing before the end. The backlog then has no limit.
+        is_backlog_unlimited: True if any number of tokens may be unread: while a client that
+            resumes the stream reads its earlier events, and for GenerateOnce, which sends nothing
+            before the end.
         is_at_engine: True if the request has been submitted and its engine is not lost.
         is_released: True after the front has removed the request.
     """
@@ -67,8 +68,8 @@ class LiveRequest:
         "has_engine_end",
         "head",
         "is_at_engine",
+        "is_backlog_unlimited",
         "is_cancelled",
-        "is_catching_up",
         "is_detached",
         "is_released",
         "num_cached_tokens",
@@ -86,14 +87,14 @@ class LiveRequest:
         self.stream = TokenStream(generation.output.chunks)
         self.head = StreamHead(self.stream)
         self.phases = PhaseClock(arrival_s)
-        self.outputs: tuple[OwnOutput, ...] = ()
+        self.outputs: tuple[LiveRequestOutput, ...] = ()
         self.ends: tuple[OutputEnd, ...] = ()
         self.num_cached_tokens = 0
         self.first_token_s = NO_TIME
         self.has_engine_end = False
         self.is_at_engine = False
         self.is_cancelled = False
-        self.is_catching_up = False
+        self.is_backlog_unlimited = False
         self.is_detached = False
         self.is_released = False
         self.num_replays = 0
@@ -166,8 +167,9 @@ class LiveRequest:
         return RequestState.COMPLETED if self.stream.failure is None else RequestState.ERROR
 
     def is_unread_since(self, since_s: float) -> bool:
-        """Return True if the stream ended before `since_s`, unless `is_catching_up`."""
-        is_over = self.stream.is_closed and not self.is_catching_up
+        """Return True if the stream ended before `since_s` and is not read to its end, which a live
+        request never is. Always False if `is_backlog_unlimited`."""
+        is_over = self.stream.is_closed and not self.is_backlog_unlimited
         return is_over and self.phases.segments[-1].start_s < since_s
 
     @property
@@ -201,18 +203,18 @@ class LiveRequest:
         """The first submission, but with the keys of the latest one; None before `start`."""
         return self._submission
 
-    def on_queued(self, output: OwnOutput, change: Queued) -> None:
+    def on_queued(self, output: LiveRequestOutput, change: Queued) -> None:
         """Handle `Queued`: store the queue position of the first output, and send the acceptance
         unless it was sent."""
         if output.index == 0:
-            self.head.queued(change, is_waiting=self.phases.phase is QUEUE)
+            self.head.note_queued(change, is_waiting=self.phases.phase is QUEUE)
         self.head.accept()
 
     def report_queue_position(self) -> None:
         """Send the queue position if it is due. Call this after all events of a step."""
         self.head.report_queue_position(self.state, self.phases.spent_s(QUEUE))
 
-    def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
+    def on_admitted(self, output: LiveRequestOutput, change: Admitted) -> None:
         """Handle `Admitted`: an output got a slot in the batch, for the first time or again."""
         self.head.accept()
         # After a replay the cache may contain the output of this request, which is not cached
@@ -225,7 +227,7 @@ class LiveRequest:
         if self.phases.note_admitted(change.at_s, num_cached_tokens=num_cached, wait=wait):
             self._change_state(num_cached)
 
-    def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
+    def on_preempted(self, output: LiveRequestOutput, change: Preempted) -> None:
         """Handle `Preempted`: an output lost its slot and waits in the queue."""
         output.num_preemptions += 1
         output.is_running = False
@@ -234,7 +236,7 @@ class LiveRequest:
         if self.phases.note_stopped(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
             self._change_state(0)
 
-    def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
+    def on_prefix_found(self, output: LiveRequestOutput, change: PrefixFound) -> None:
         """Replace the predicted number of cached prompt tokens by the number that the executor
         reports. Only the first output counts."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
@@ -251,7 +253,7 @@ class LiveRequest:
 
     def on_token(
         self,
-        output: OwnOutput,
+        output: LiveRequestOutput,
         token_id: int,
         *,
         at_s: float,
@@ -298,7 +300,7 @@ class LiveRequest:
         self._end_output(output, FinishReason.STOP, at_s=at_s, now_s=now_s, stop_string=delta.stop)
         return True
 
-    def on_completed(self, output: OwnOutput, end: Completed, now_s: float) -> None:
+    def on_completed(self, output: LiveRequestOutput, end: Completed, now_s: float) -> None:
         """Deliver the remaining text of an output, and its end.
 
         If a replayed output ends with STOP or LENGTH before it has repeated its earlier tokens,
@@ -307,7 +309,7 @@ class LiveRequest:
         self._note_engine_end(output, end)
         if not output.is_live:
             return
-        if output.num_repeating and end.reason in _OWN_ENDS:
+        if output.num_repeating and end.reason in _NORMAL_ENDS:
             # The output ended earlier than before the replay, so it is a different output.
             self.fail(ENGINE_DOWN, now_s)
             return
@@ -329,7 +331,7 @@ class LiveRequest:
             stop_token_id=end.stop_id if is_requested and delta.stop is None else None,
         )
 
-    def on_failed(self, output: OwnOutput, end: Failed) -> None:
+    def on_failed(self, output: LiveRequestOutput, end: Failed) -> None:
         """Fail the request with all its outputs, because the engine rejected or failed one of
         them."""
         self._note_engine_end(output, end)
@@ -394,7 +396,7 @@ class LiveRequest:
         self.stream.wake()
 
     def _check_repeated(
-        self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float
+        self, output: LiveRequestOutput, token_id: int, *, at_s: float, now_s: float
     ) -> None:
         self.phases.note_token(at_s)
         if not output.repeats(token_id):
@@ -414,14 +416,14 @@ class LiveRequest:
             )
         )
 
-    def _note_engine_end(self, output: OwnOutput, end: Completed | Failed) -> None:
+    def _note_engine_end(self, output: LiveRequestOutput, end: Completed | Failed) -> None:
         if output.index == 0:
             self.has_engine_end = True
             self.phases.add_details(wait=end.wait, residency=end.residency)
 
     def _end_output(
         self,
-        output: OwnOutput,
+        output: LiveRequestOutput,
         reason: FinishReason,
         *,
         at_s: float,

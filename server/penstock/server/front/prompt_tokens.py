@@ -100,8 +100,8 @@ class TextQuotas:
         self._accounts: dict[str, _QuotaAccount] = {}
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Charge one prompt of at least `num_tokens` tokens to its tenant. Call `settle` when the
-        exact number is known.
+        """Charge one prompt of at least `num_tokens` tokens to its tenant. Call `charge_more` when
+        the exact number is known.
 
         Raises RequestError (QUOTA_EXCEEDED), without charging, if a limit is exceeded.
         """
@@ -116,7 +116,7 @@ class TextQuotas:
             raise quota_exceeded(tenant, breach)
         self._add(tenant, 1, num_tokens)
 
-    def settle(self, tenant: str, num_tokens: int) -> None:
+    def charge_more(self, tenant: str, num_tokens: int) -> None:
         """Charge `num_tokens` tokens beyond those given to `charge`. The account may become
         overdrawn."""
         self._add(tenant, 0, num_tokens)
@@ -201,31 +201,31 @@ class Prompts:
         `max_tokens` tokens or exceeds a limit of the tenant, or if it becomes tokens outside the
         model's vocabulary (a tokenizer may have more tokens than the model).
         """
-        least = self._least(prompt)
+        min_tokens = self._min_num_tokens(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
-        if least > limits.max_context_prompt_tokens and not is_window:
-            raise prompt_too_long(path, least, limits, qualifier="at least ")
+        if min_tokens > limits.max_context_prompt_tokens and not is_window:
+            raise prompt_too_long(path, min_tokens, limits, qualifier="at least ")
         if not is_replay:
-            self.quotas.charge(tenant, least)
+            self.quotas.charge(tenant, min_tokens)
 
-        def settle(num_tokens: int) -> None:
+        def charge_more(num_tokens: int) -> None:
             if not is_replay:
-                self.quotas.settle(tenant, max(0, num_tokens - least))
+                self.quotas.charge_more(tenant, max(0, num_tokens - min_tokens))
 
         try:
             if isinstance(prompt, TokenInput | LongTokenInput):
                 return await self._read(prompt, tenant, has_text=has_text, is_bounded=not is_replay)
             encoded = await self._encoded(
-                prompt, limits, max_tokens, TextAccount(tenant, not is_replay, settle)
+                prompt, limits, max_tokens, TextAccount(tenant, not is_replay, charge_more)
             )
         except TooMuchText as error:
-            self.quotas.refund(tenant, least)
+            self.quotas.refund(tenant, min_tokens)
             raise too_much_waiting_text(tenant, error) from None
         except TooManyTokens as error:
             raise prompt_too_long(path, error.num_tokens, limits, qualifier="at least ") from None
         except TextError as error:
             raise _text_error(error, path) from error
-        _check_embedded(encoded.ids, path, limits)
+        _check_vocabulary(encoded.ids, path, limits)
         return encoded
 
     async def tokenize(
@@ -361,7 +361,7 @@ class Prompts:
             ids=chat.ids, text=chat.text, num_dropped_messages=chat.num_dropped_messages
         )
 
-    def _least(self, prompt: PromptInput) -> int:
+    def _min_num_tokens(self, prompt: PromptInput) -> int:
         """Return a lower bound of the number of prompt tokens; it is exact for token ids."""
         if isinstance(prompt, TokenInput | LongTokenInput):
             return prompt.num_tokens
@@ -387,7 +387,7 @@ def _text_error(error: TextError, path: str) -> RequestError:
             return invalid_field(path, str(error))
 
 
-def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:
+def _check_vocabulary(ids: NDArray[np.int32], path: str, limits: Limits) -> None:
     """Raise RequestError if a token of the prompt is outside the model's vocabulary."""
     highest = int(ids.max(initial=-1))
     if highest >= limits.vocab_size:

@@ -24,7 +24,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ENGINE_DOWN
 from penstock.server.front.kept_requests import submit, submit_result
 from penstock.server.front.limits import Limits
-from penstock.server.front.live_request import LiveRequest, OwnOutput
+from penstock.server.front.live_request import LiveRequest, LiveRequestOutput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import Submission
 from penstock.server.ipc.ports import EnginePort, EngineUnavailable
@@ -68,7 +68,7 @@ class Replays:
         self._sender: asyncio.TimerHandle | None = None
         self._limits: Limits | None = None
         self._has_new_keys = False
-        self._is_given_up = False
+        self._is_disabled = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -76,7 +76,7 @@ class Replays:
     @property
     def is_enabled(self) -> bool:
         """True if requests continue after the loss of their engine."""
-        return self._config.max_replays > 0 and not self._is_given_up
+        return self._config.max_replays > 0 and not self._is_disabled
 
     def on_engine_lost(self, requests: Iterable[LiveRequest]) -> None:
         """Suspend the requests of a lost engine, or fail them if replays are off.
@@ -152,9 +152,9 @@ class Replays:
         """Remove a request from the waiting requests. Idempotent."""
         self._waiting.pop(request, None)
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """Fail all requests that wait, now or later, because no further engine will be started."""
-        self._is_given_up = True
+        self._is_disabled = True
         self._stop_sending()
         waiting, self._waiting = self._waiting, {}
         now_s = self._clock()
@@ -286,7 +286,7 @@ def _end_complete(request: LiveRequest, now_s: float) -> None:
         request.stream.wake()
 
 
-def _live_outputs(request: LiveRequest) -> list[OwnOutput]:
+def _live_outputs(request: LiveRequest) -> list[LiveRequestOutput]:
     return [output for output in request.outputs if output.is_live]
 
 
@@ -336,7 +336,7 @@ def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
 
 
 def _continued(
-    spec: RequestSpec, output: OwnOutput, limits: Limits, *, is_kept: bool
+    spec: RequestSpec, output: LiveRequestOutput, limits: Limits, *, is_kept: bool
 ) -> RequestSpec:
     """Return `spec` with the tokens of the output so far appended to its prompt, so that it
     continues.

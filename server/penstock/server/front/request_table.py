@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.server.front.errors import ErrorReason, request_error
-from penstock.server.front.live_request import LiveRequest, OwnOutput
+from penstock.server.front.live_request import LiveRequest, LiveRequestOutput
 from penstock.server.observe.frames import FrontView
 
 MIN_UNREAD_S: Final = 1.0
@@ -31,9 +31,9 @@ class RequestTable:
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
         self._by_id: dict[tuple[str, str], LiveRequest] = {}
-        self._by_key: dict[int, OwnOutput] = {}
+        self._by_key: dict[int, LiveRequestOutput] = {}
         # A bound method of the dictionary, because it is called for every token.
-        self.find_output: Callable[[int], OwnOutput | None] = self._by_key.get
+        self.find_output: Callable[[int], LiveRequestOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
         self._num_of_tenant: Counter[str] = Counter()
@@ -52,7 +52,7 @@ class RequestTable:
         """Return the live request of this id and tenant, or None."""
         return self._by_id.get((tenant, request_id))
 
-    def output(self, key: int) -> "OwnOutput | None":
+    def output(self, key: int) -> "LiveRequestOutput | None":
         """Return the output of this key, or None if its request is not live."""
         return self.find_output(key)
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from penstock.server.front.errors import Failure, RequestError
 from penstock.server.front.events import IdRecords, PromptPiece, StreamEvent, TokensPiece
-from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
+from penstock.server.front.generation import NO_CHUNK_LIMITS, ChunkLimits
 from penstock.server.front.watched_write import WatchedWrite
 
 _FEW: Final = 256
@@ -113,9 +113,9 @@ class ChunkHold:
             self._timer.cancel()
             self._timer = None
 
-    def settle(self) -> bool:
-        """Return True if events are due, and set the timer for those that are not. Call this after
-        a batch of events."""
+    def schedule(self) -> bool:
+        """Set the timer for the events that are held back, and return True if other events are due
+        now. Call this after a batch of events."""
         if self._is_all_due:
             return True
         if self._timer is None and self._send_at:
@@ -152,7 +152,7 @@ class ChunkHold:
         now_s = self._timers.time()
         for index in [index for index, at_s in self._send_at.items() if at_s <= now_s]:
             del self._send_at[index]
-        if self.settle():
+        if self.schedule():
             self._on_due()
 
 
@@ -160,8 +160,8 @@ class TokenStream(WatchedWrite):
     """The backlog between the engine and one writer.
 
     `num_backlog_tokens` is the number of tokens that were appended and not taken. If `is_closed`,
-    nothing more will be appended. `is_cut` is True after `cut`. `chunks` decides which tokens are
-    held back. `timers` schedules their release; by default it is the running event loop.
+    nothing more will be appended. `is_aborted` is True after `abort`. `chunks` decides which tokens
+    are held back. `timers` schedules their release; by default it is the running event loop.
     """
 
     __slots__ = (
@@ -172,12 +172,12 @@ class TokenStream(WatchedWrite):
         "_on_ready",
         "_text",
         "_waiter",
+        "is_aborted",
         "is_closed",
-        "is_cut",
         "num_backlog_tokens",
     )
 
-    def __init__(self, chunks: ChunkLimits = WHOLE_BACKLOG, timers: Timers | None = None) -> None:
+    def __init__(self, chunks: ChunkLimits = NO_CHUNK_LIMITS, timers: Timers | None = None) -> None:
         super().__init__()
         self._events: list[StreamEvent] = []
         # The whole backlog, if it is the text of one token of output 0; see `push_text`.
@@ -190,7 +190,7 @@ class TokenStream(WatchedWrite):
         self._hold: ChunkHold | None = None
         if chunks.is_holding:
             self._hold = ChunkHold(chunks, timers or asyncio.get_running_loop(), self.wake)
-        self.is_cut = False
+        self.is_aborted = False
         self.num_backlog_tokens = 0
 
     @property
@@ -276,15 +276,16 @@ class TokenStream(WatchedWrite):
             self._failure = failure
             self.close()
 
-    def cut(self, failure: Failure) -> None:
-        """Disconnect the reader: drop the backlog and interrupt a blocked write.
+    def abort(self, failure: Failure) -> None:
+        """End the stream at once with an error: drop the backlog and interrupt a blocked write.
 
-        Also works on a closed stream whose end was not taken. The writer task is cancelled;
-        `was_cut_off` distinguishes this from a cancellation by the peer.
+        Also works on a closed stream whose end was not taken. Only the first call has an effect. A
+        task that is writing is cancelled; `was_interrupted` distinguishes this from a cancellation
+        by the peer.
         """
-        if self.is_cut:
+        if self.is_aborted:
             return
-        self.is_cut = True
+        self.is_aborted = True
         self._failure = failure
         self._events.clear()
         self._text = None
@@ -296,7 +297,7 @@ class TokenStream(WatchedWrite):
     def wake(self) -> None:
         """Wake the writer, unless all events are held back. Call this once after a batch of
         events."""
-        if self._hold is not None and not self._hold.settle():
+        if self._hold is not None and not self._hold.schedule():
             return
         if self._on_ready is not None:
             self._on_ready()

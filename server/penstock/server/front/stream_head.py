@@ -139,20 +139,28 @@ def accepted_event(
 class StreamHead:
     """The events of one stream before its output. `prompt` is the part of the prompt to deliver.
 
-    `is_due` is True from `prepare` until the acceptance is sent. `place` is the first queue
-    position of the first output, None before it is known.
+    `is_due` is True from `prepare` until the acceptance is sent. `queue_position` is the first
+    queue position of the first output, None before it is known.
     """
 
-    __slots__ = ("_accepted", "_stream", "_timer", "_unreported_place", "is_due", "place", "prompt")
+    __slots__ = (
+        "_accepted",
+        "_stream",
+        "_timer",
+        "_unreported_position",
+        "is_due",
+        "prompt",
+        "queue_position",
+    )
 
     def __init__(self, stream: TokenStream) -> None:
         self.prompt = EchoedPrompt()
         self.is_due = False
-        self.place: Queued | None = None
+        self.queue_position: Queued | None = None
         self._stream = stream
         self._accepted: Accepted | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._unreported_place: Queued | None = None
+        self._unreported_position: Queued | None = None
 
     def prepare(self, accepted: Accepted, prompt: EchoedPrompt) -> None:
         """Store the acceptance and the prompt, which are sent later."""
@@ -160,7 +168,8 @@ class StreamHead:
         self.is_due = True
 
     def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Send the acceptance after a delay, or earlier when the engine's first event arrives."""
+        """Send the acceptance after `delay_s` seconds and wake the writer, unless `accept` sends it
+        earlier or `stop_waiting` cancels it."""
 
         def accept() -> None:
             self.accept()
@@ -182,20 +191,20 @@ class StreamHead:
             return
         self.is_due = False
         self.stop_waiting()
-        if self._unreported_place is not None:
-            estimate_s = self._unreported_place.estimated_queue_s
+        if self._unreported_position is not None:
+            estimate_s = self._unreported_position.estimated_queue_s
             accepted = msgspec.structs.replace(accepted, estimated_queue_s=estimate_s)
         self._stream.push(accepted)
         for piece in self.prompt.head():
             self._stream.push(piece)
 
-    def queued(self, place: Queued, *, is_waiting: bool) -> None:
+    def note_queued(self, position: Queued, *, is_waiting: bool) -> None:
         """Store the queue position of the first output, to be reported only if `is_waiting`, i.e.
         if no output runs."""
-        if self.place is None:
-            self.place = place
+        if self.queue_position is None:
+            self.queue_position = position
         if is_waiting:
-            self._unreported_place = place
+            self._unreported_position = position
 
     def report_queue_position(self, state: RequestState, queue_s: float) -> None:
         """Send the queue position if the request still waits. Call this after all events of a step.
@@ -203,8 +212,8 @@ class StreamHead:
         It is sent once per submission, and only if other requests are ahead. A request that runs in
         the step in which it was queued has no queue position.
         """
-        place, self._unreported_place = self._unreported_place, None
-        if place is None or not place.num_ahead or state is not RequestState.PENDING:
+        position, self._unreported_position = self._unreported_position, None
+        if position is None or not position.num_ahead or state is not RequestState.PENDING:
             return
         self._stream.push(
             Progress(
@@ -212,8 +221,8 @@ class StreamHead:
                 num_cached_prompt_tokens=0,
                 num_preemptions=0,
                 queue_s=queue_s,
-                queue_position=place.num_ahead,
-                waits_for=place.waits_for,
-                estimated_queue_s=place.estimated_queue_s,
+                queue_position=position.num_ahead,
+                waits_for=position.waits_for,
+                estimated_queue_s=position.estimated_queue_s,
             )
         )

@@ -92,32 +92,33 @@ def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits
     """
     if num_prompt_tokens < 1:
         raise invalid_field(generation.prompt_path, "has no tokens")
-    asked = generation.stopping.max_tokens
+    requested = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
-    room = max_total - num_prompt_tokens
+    space = max_total - num_prompt_tokens
     # If no output token fits after the prompt, the prompt is too long; otherwise max_tokens is too
     # large.
-    if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
+    if space < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
         raise prompt_too_long(generation.prompt_path, num_prompt_tokens, limits)
-    if asked is not None and asked > room:
+    if requested is not None and requested > space:
         raise invalid_field(
             "stopping.max_tokens",
-            f"must be at most {room} after a prompt of {num_prompt_tokens} tokens, not {asked}",
+            f"must be at most {space} after a prompt of {num_prompt_tokens} tokens,"
+            f" not {requested}",
             ErrorReason.PROMPT_TOO_LONG,
             num_prompt_tokens=str(num_prompt_tokens),
             max_total_tokens=str(limits.max_total_tokens),
         )
-    room = limits.max_total_tokens - num_prompt_tokens
-    if room < 1 or (asked is not None and asked > room):
-        needed = limits.num_blocks_for(num_prompt_tokens + (asked or 1))
+    space = limits.max_total_tokens - num_prompt_tokens
+    if space < 1 or (requested is not None and requested > space):
+        needed = limits.num_blocks_for(num_prompt_tokens + (requested or 1))
         raise invalid_field(
-            generation.prompt_path if room < 1 else "stopping.max_tokens",
+            generation.prompt_path if space < 1 else "stopping.max_tokens",
             f"would not fit the KV cache of {limits.num_blocks} blocks even if it were alone",
             ErrorReason.EXCEEDS_KV_CACHE,
             num_blocks_needed=str(needed),
             num_blocks=str(limits.num_blocks),
         )
-    max_tokens = asked if asked is not None else min(limits.default_max_tokens, room)
+    max_tokens = requested if requested is not None else min(limits.default_max_tokens, space)
     if generation.stopping.min_tokens > max_tokens:
         raise invalid_field("stopping.min_tokens", f"must be at most max_tokens, {max_tokens}")
     return max_tokens
@@ -193,7 +194,7 @@ def submission_for(
         request_id=engine_request_id(generation.tenant, request_id),
         prompt_ids=prompt.ids,
         max_tokens=max_tokens,
-        min_tokens=_least_tokens(generation, stop_ids, max_tokens),
+        min_tokens=_min_tokens(generation, stop_ids, max_tokens),
         sampling=replace(generation.sampling.params, seed=seed),
         stop_ids=tuple(dict.fromkeys(stop_ids)),
         block_hashes=prompt.block_hashes,
@@ -238,7 +239,7 @@ def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:
     return replace(sampling, seed=seed, num_prompt_logprobs=-1)
 
 
-def _least_tokens(generation: GenerationSpec, stop_ids: tuple[int, ...], max_tokens: int) -> int:
+def _min_tokens(generation: GenerationSpec, stop_ids: tuple[int, ...], max_tokens: int) -> int:
     """Return the minimum number of tokens of an output: `max_tokens` if nothing else can end it.
 
     The engine predicts missed deadlines from this minimum, because it does not receive stop

@@ -26,7 +26,7 @@ class WatchedWrite:
     """
 
     __slots__ = (
-        "_cut_writer",
+        "_interrupted_task",
         "_num_stalls",
         "_stalled_s",
         "_writer",
@@ -36,7 +36,7 @@ class WatchedWrite:
 
     def __init__(self) -> None:
         self._writer: asyncio.Task[object] | None = None
-        self._cut_writer: asyncio.Task[object] | None = None
+        self._interrupted_task: asyncio.Task[object] | None = None
         self.blocked_since_s = NO_TIME
         self.num_writes = 0
         self._stalled_s = 0.0
@@ -71,18 +71,18 @@ class WatchedWrite:
     def interrupt(self) -> None:
         """Interrupt the current write, if there is one, by cancelling its task."""
         if self._writer is not None:
-            self._cut_writer = self._writer
+            self._interrupted_task = self._writer
             self._writer.cancel()
 
-    def was_cut_off(self) -> bool:
+    def was_interrupted(self) -> bool:
         """Return True if the CancelledError just caught was caused only by `interrupt`.
 
         If so, the calling task is no longer being cancelled and may report the reason to its peer.
         """
         task = asyncio.current_task()
-        if task is None or self._cut_writer is not task:
+        if task is None or self._interrupted_task is not task:
             return False
-        self._cut_writer = None
+        self._interrupted_task = None
         return task.uncancel() == 0
 
 
@@ -102,8 +102,8 @@ class SharedWriter(WatchedWrite, Generic[S]):
         self._failure: Failure | None = None
 
     @property
-    def is_cut(self) -> bool:
-        """True after `cut` was called."""
+    def is_aborted(self) -> bool:
+        """True after `abort` was called."""
         return self._failure is not None
 
     @property
@@ -125,7 +125,7 @@ class SharedWriter(WatchedWrite, Generic[S]):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def cut(self, failure: Failure) -> None:
+    def abort(self, failure: Failure) -> None:
         """Close the writer with the error `failure`; interrupts a blocked write."""
         if self._failure is None:
             self._failure = failure
@@ -136,7 +136,7 @@ class SharedWriter(WatchedWrite, Generic[S]):
         """Return the sources that were marked since the last call, in that order.
 
         Waits while there are none; after `wake` the list may be empty. Raises RequestError after
-        `cut`.
+        `abort`.
         """
         if not self._ready and self._failure is None:
             self._waiter = asyncio.get_running_loop().create_future()

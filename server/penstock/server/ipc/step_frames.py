@@ -194,7 +194,7 @@ def split_by_front(
     return [
         (
             front,
-            part_of(
+            select_outputs(
                 events,
                 lambda key, front=front: front_of(key) == front,  # type: ignore[misc]
                 np.flatnonzero(token_fronts == front),
@@ -204,7 +204,7 @@ def split_by_front(
     ]
 
 
-def part_of(
+def select_outputs(
     events: StepEvents, is_selected: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
     """Return those events of a step whose keys satisfy `is_selected`. `rows` [k] are the indices of

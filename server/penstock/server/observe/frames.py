@@ -57,7 +57,7 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     num_live: int
     num_backlog_tokens: int
     num_submitted: int
-    num_cut_readers: int
+    num_disconnected_readers: int
     num_late_events: int
     num_unknown_fields: int
     num_internal_errors: int

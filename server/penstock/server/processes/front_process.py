@@ -103,7 +103,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     gc.freeze()
     heartbeat = _heartbeat(launch)
     heartbeat.start()
-    control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_given_up))
+    control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_no_further_engine))
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
     keeping = asyncio.create_task(security.poll_periodically(), name="poll security files")
     await stop.wait()
@@ -270,7 +270,7 @@ class FrontReporter:
         assert self._server is not None
         front, recorder = self._server.front, self.recorder
         counters = front.counters
-        estimate_s, at_s = _queue_estimate(front.newest_place)
+        estimate_s, at_s = _queue_estimate(front.newest_queue_position)
         # The exporter itself reports the reasons for NO_ROOM.
         dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
         self._exporter.send_heartbeat(
@@ -284,7 +284,7 @@ class FrontReporter:
                 num_live=self._server.num_live_requests,
                 num_backlog_tokens=front.num_backlog_tokens,
                 num_submitted=counters.num_submitted,
-                num_cut_readers=counters.num_cut_readers,
+                num_disconnected_readers=counters.num_disconnected_readers,
                 num_late_events=counters.num_late_events,
                 num_unknown_fields=counters.num_unknown_fields,
                 num_lowered_priorities=counters.num_lowered_priorities,

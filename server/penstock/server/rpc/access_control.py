@@ -149,11 +149,11 @@ def authorizations_of(context: Context) -> list[str]:
 def certificate_names(context: Context) -> list[str]:
     """Return the names in the caller's certificate as in policy files: `cn:NAME`, `dns:NAME`,
     `uri:NAME`, `email:NAME`; empty if there is no certificate."""
-    shown = context.auth_context()
+    names = context.auth_context()
     return [
         f"{kind}:{name.decode('utf-8', 'replace')}"
         for key, kind in _NAME_KINDS.items()
-        for name in shown.get(key, ())
+        for name in names.get(key, ())
     ]
 
 

@@ -81,6 +81,6 @@ async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context:
                 stream.end_write(clock())
     except asyncio.CancelledError:
         # The client has disconnected, or it stalled and the stream was closed during the write.
-        if stream.was_cut_off() and stream.failure is not None:
+        if stream.was_interrupted() and stream.failure is not None:
             raise RequestError(stream.failure) from None
         raise

@@ -91,10 +91,10 @@ class GenerationService:
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
-    def on_engine(self) -> None:
+    def on_engine_connected(self) -> None:
         """Register to be notified of requests that other gRPC server processes take over. Called
         when an engine has connected."""
-        self._resume.on_engine()
+        self._resume.on_engine_connected()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
@@ -122,7 +122,7 @@ class GenerationService:
         check_not_resumable(message)
         request = await open_request(self._front, message, times, account, failure)
         # A backlog that is not yet encoded here does not mean that the client is slow.
-        request.is_catching_up = True
+        request.is_backlog_unlimited = True
         encoder = OnceEncoder(self._front.text.token_bytes)
         yielder = LoopYielder()
         try:
@@ -184,7 +184,7 @@ class ResumeService:
         self._front = front
         self._attachments = Attachments(front, self._read)
 
-    def on_engine(self) -> None:
+    def on_engine_connected(self) -> None:
         """Register to be notified of requests that other gRPC server processes take over. Called at
         each new connection to an engine."""
         if self._front.port is not None:
@@ -226,12 +226,12 @@ class ResumeService:
         context: Context,
     ) -> None:
         front, generation = self._front, request.generation
-        had = client_position(generation, message.next_sequence, message.received_token_counts)
+        position = client_position(generation, message.next_sequence, message.received_token_counts)
         encoder = encoder_for(generation.output.chunks, front.config, front.text.token_bytes)
         encoder.sequence = message.next_sequence
         # The first event may take long, so send the headers to open the stream at the client.
         await context.send_initial_metadata(())
-        await deliver(front, request, _ResumeEncoder(encoder, request, had), context)
+        await deliver(front, request, _ResumeEncoder(encoder, request, position), context)
 
     def _read(
         self, message: bytes, request_id: str, tenant: str, ceilings: PriorityCeilings
@@ -247,17 +247,19 @@ class ResumeService:
 
 
 class _ResumeEncoder:
-    """An `Encoder` of ResumeResponse messages that leaves out what the client has received already
-    (`had`)."""
+    """An `Encoder` of ResumeResponse messages that leaves out what the client, which is at
+    `position` in the stream, has received already."""
 
-    def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: ClientPosition) -> None:
+    def __init__(
+        self, encoder: ResponseEncoder, request: LiveRequest, position: ClientPosition
+    ) -> None:
         self._encoder = encoder
         self._request = request
-        self._had = had
+        self._position = position
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
         """Yield the messages of the events that the client has not received. From the first call
         on, the number of unsent tokens of the request is limited again."""
-        self._request.is_catching_up = False
-        for message in self._encoder.encode(self._had.remaining_events(batch, self._request)):
+        self._request.is_backlog_unlimited = False
+        for message in self._encoder.encode(self._position.remaining_events(batch, self._request)):
             yield b"".join((_RESPONSE, varint(len(message)), message))

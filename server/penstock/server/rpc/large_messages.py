@@ -33,33 +33,33 @@ class LargeMessageQueue:
         The message must be handled before the task suspends (awaits) again.
         """
         loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
+        permit = loop.create_future()
+        self._waiting.setdefault(caller, deque()).append(permit)
         if not self._is_taken:
             self._is_taken = True
             loop.call_soon(self._grant)
-        await turn
+        await permit
 
     def _grant(self) -> None:
-        turn = self._next()
-        self._is_taken = turn is not None
-        if turn is None:
+        permit = self._next()
+        self._is_taken = permit is not None
+        if permit is None:
             return
         # The event loop runs these three callbacks in sequence.
         loop = asyncio.get_running_loop()
         loop.call_soon(self._begin)
-        turn.set_result(None)
+        permit.set_result(None)
         loop.call_soon(self._end)
 
     def _next(self) -> "asyncio.Future[None] | None":
         while self._waiting:
             caller = next(iter(self._waiting))
             queue = self._waiting.pop(caller)
-            turn = queue.popleft()
+            permit = queue.popleft()
             if queue:
                 self._waiting[caller] = queue  # to the end of the order
-            if not turn.done():  # its task was not cancelled
-                return turn
+            if not permit.done():  # its task was not cancelled
+                return permit
         return None
 
     def _begin(self) -> None:

@@ -352,11 +352,11 @@ def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
     rows[:, 0], rows[:, 2] = _RECORDS, _ID
     # An id of zero is not encoded, so the record has no field.
     is_written[:, 2] = values > 0
-    for place in range(3, rows.shape[1]):
-        is_written[:, place] = values > 0
-        rows[:, place] = values & 0x7F
+    for column in range(3, rows.shape[1]):
+        is_written[:, column] = values > 0
+        rows[:, column] = values & 0x7F
         values >>= 7
-        rows[:, place] |= (values > 0).astype(np.uint8) << 7
+        rows[:, column] |= (values > 0).astype(np.uint8) << 7
     sizes = is_written.sum(axis=1)
     rows[:, 1] = sizes - 2
     return rows[is_written].tobytes(), np.cumsum(sizes).tolist()

@@ -93,10 +93,10 @@ class MultiplexWriter:
                     ready.begin_write(clock())
                     await self._send(message)
                     ready.end_write(clock())
-                self._table.settle()
+                self._table.close_ended_accounts()
         except asyncio.CancelledError:
             # The client has disconnected, or it stalled and the stream was closed during the write.
-            if ready.was_cut_off() and ready.failure is not None:
+            if ready.was_interrupted() and ready.failure is not None:
                 raise RequestError(ready.failure) from None
             raise
 
@@ -115,7 +115,7 @@ class MultiplexWriter:
             await asyncio.shield(write)
         except asyncio.CancelledError:
             if self._ready.failure is None and await _has_ended_well(write):
-                self._table.settle()
+                self._table.close_ended_accounts()
             raise
         finally:
             write.cancel()
@@ -205,9 +205,9 @@ class MultiplexService:
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
-        take_turn = functools.partial(self._large_messages.acquire, tenant or context.peer())
+        acquire_permit = functools.partial(self._large_messages.acquire, tenant or context.peer())
         max_arrival_s = front.config.transport.max_arrival_s
-        reader = _Reader(context.read, take_turn, table, ready, writer, max_arrival_s)
+        reader = _Reader(context.read, acquire_permit, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)
         timeout_s = call_timeout_s(context)
         outcome = OK
@@ -218,12 +218,14 @@ class MultiplexService:
             await writer.run()
         except RequestError as error:
             outcome = outcome_of(error.failure)
-            if reader.bug is not None:
-                raise reader.bug from None
+            if reader.internal_error is not None:
+                raise reader.internal_error from None
             raise
         except BaseException as error:
-            is_left = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
-            outcome = outcome_of_early_end(context, timeout_s) if is_left else outcome_of(INTERNAL)
+            is_disconnect = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
+            outcome = (
+                outcome_of_early_end(context, timeout_s) if is_disconnect else outcome_of(INTERNAL)
+            )
             raise
         finally:
             front.shared_writers.discard(ready)
@@ -232,26 +234,28 @@ class MultiplexService:
 
 
 class _Reader:
-    """Runs the task that reads commands. If the task fails, closes the writer with the error; `bug`
-    is the exception of an internal error."""
+    """Runs the task that reads commands. If the task fails, closes the writer with the error.
+
+    `internal_error` is the exception if the task failed with anything but a RequestError.
+    """
 
     def __init__(
         self,
         read: Callable[[], Awaitable[Any]],
-        take_turn: Callable[[], Awaitable[None]],
+        acquire_permit: Callable[[], Awaitable[None]],
         table: MultiplexTable,
         ready: SharedWriter[MultiplexedRequest],
         writer: MultiplexWriter,
         max_arrival_s: float,
     ) -> None:
         self._read = read
-        self._take_turn = take_turn
+        self._acquire_permit = acquire_permit
         self._max_arrival_s = max_arrival_s
         self._table = table
         self._ready = ready
         self._writer = writer
         self._task: asyncio.Task[None] | None = None
-        self.bug: BaseException | None = None
+        self.internal_error: BaseException | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="multiplex commands")
@@ -265,9 +269,9 @@ class _Reader:
         data = await self._first()
         while data is not grpc.aio.EOF:
             if len(data) >= LARGE_BYTES:
-                await self._take_turn()
+                await self._acquire_permit()
             apply_command(*parse_request(pb.MultiplexRequest, data), self._table)
-            await self._table.wait_for_room()
+            await self._table.wait_for_unsent_rejections()
             data = await self._read()
 
     async def _first(self) -> Any:
@@ -288,10 +292,10 @@ class _Reader:
         if error is None:
             self._writer.half_close()
         elif isinstance(error, RequestError):
-            self._ready.cut(error.failure)
+            self._ready.abort(error.failure)
         else:
-            self.bug = error
-            self._ready.cut(INTERNAL)
+            self.internal_error = error
+            self._ready.abort(INTERNAL)
 
 
 def apply_command(

@@ -194,8 +194,8 @@ class MultiplexTable:
         self._ended: list[tuple[RequestAccount, Outcome]] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._num_unsent_rejections = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -253,12 +253,13 @@ class MultiplexTable:
         if request is not None:
             request.give_credit(num_tokens)
 
-    async def wait_for_room(self) -> None:
-        """Wait while the errors of MAX_UNSENT_REJECTIONS or more rejected requests are unsent."""
-        await self._room.wait()
+    async def wait_for_unsent_rejections(self) -> None:
+        """Wait until fewer than MAX_UNSENT_REJECTIONS rejected requests have unsent errors."""
+        await self._may_read.wait()
 
     def end(self, request: MultiplexedRequest) -> None:
-        """Remove and release `request`, whose last event was taken. `settle` closes its account."""
+        """Remove and release `request`, whose last event was taken. Its account stays open until
+        `close_ended_accounts`."""
         del self._requests[request.key]
         request.account.num_messages = request.num_messages
         outcome = OK if request.failure is None else outcome_of(request.failure)
@@ -267,9 +268,9 @@ class MultiplexTable:
             self._front.release(request.request)
             return
         self._num_unsent_rejections -= 1
-        self._room.set()
+        self._may_read.set()
 
-    def settle(self) -> None:
+    def close_ended_accounts(self) -> None:
         """Close the accounts (data for the records) of ended requests. Call this when all events
         that were taken have been written."""
         if self._ended:
@@ -342,4 +343,4 @@ class MultiplexTable:
         request.reject(failure)
         self._num_unsent_rejections += 1
         if self._num_unsent_rejections >= MAX_UNSENT_REJECTIONS:
-            self._room.clear()
+            self._may_read.clear()

@@ -48,9 +48,9 @@ SERVICE_NAME: Final = "penstock.v1.OperationsService"
 MIN_INTERVAL_S, DEFAULT_INTERVAL_S, MAX_INTERVAL_S = 0.1, 1.0, 3600.0
 DEFAULT_PAGE_SIZE = 100
 MAX_CHUNK_BYTES: Final = 256 << 10
-MAX_FLIGHT_MAKERS: Final = 2
-"""Maximum number of flight records created at the same time, because each needs a core and much
-memory."""
+MAX_FLIGHT_CONVERSIONS: Final = 2
+"""Maximum number of flight records that are fetched and converted at the same time, because each
+needs a core and much memory."""
 MAX_FLIGHT_READERS: Final = 8
 """Maximum number of flight records sent at the same time, because each stays in memory until it is
 read."""
@@ -72,7 +72,7 @@ _PROCESSES = {
 }
 _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESSING)
 T = TypeVar("T")
-Place = tuple[float, str, str]
+SortKey = tuple[float, str, str]
 """The sort key of an entry: time, tenant and request id. It is unique."""
 MAX_TOKEN_CHARS = 4096
 
@@ -85,7 +85,7 @@ class OperationsMethods:
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
         self._stopping = stopping
-        self._flight_slots = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
+        self._flight_conversions = asyncio.Semaphore(MAX_FLIGHT_CONVERSIONS)
         self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
@@ -223,8 +223,8 @@ class OperationsMethods:
             raise request_error(ErrorReason.NOT_POSSIBLE_NOW, why)
         self._num_flight_readers += 1
         try:
-            # No slot is occupied while a reader reads, because a slow reader must not block others.
-            async with self._flight_slots:
+            # Released before the record is sent, because a slow reader must not block others.
+            async with self._flight_conversions:
                 responses = await self._flight_responses(request.format, max_steps)
             await _write_in_time(context, responses)
         finally:
@@ -393,7 +393,7 @@ class Page(Generic[T]):
 
 def page_of(
     entries: Sequence[T],
-    place_of: Callable[[T], Place],
+    key_of: Callable[[T], SortKey],
     *,
     size: int,
     token: str,
@@ -402,35 +402,35 @@ def page_of(
     """Return at most `size` of the sorted `entries`: those after the page whose `next_token` is
     `token`, or the first ones if it is empty.
 
-    `place_of` returns the sort key of an entry. `filters` identifies the list. Raises BadPageToken
+    `key_of` returns the sort key of an entry. `filters` identifies the list. Raises BadPageToken
     if `token` is not of this list.
     """
     digest = zlib.crc32(filters)
     if token:
-        entries = _after(_decode(token, digest), entries, place_of)
+        entries = _after(_decode(token, digest), entries, key_of)
     page = tuple(entries[:size])
     is_last = len(entries) <= size
-    return Page(page, "" if is_last else _encode(place_of(page[-1]), digest))
+    return Page(page, "" if is_last else _encode(key_of(page[-1]), digest))
 
 
-def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
-    """Return the entries after the entry at `place`.
+def _after(key: SortKey, entries: Sequence[T], key_of: Callable[[T], SortKey]) -> Sequence[T]:
+    """Return the entries after the entry at `key`.
 
     If that entry still exists, it is found by tenant and id, because times change when the clock is
     set.
     """
     for index, entry in enumerate(entries):
-        if place_of(entry)[1:] == place[1:]:
+        if key_of(entry)[1:] == key[1:]:
             return entries[index + 1 :]
-    return [entry for entry in entries if place_of(entry) > place]
+    return [entry for entry in entries if key_of(entry) > key]
 
 
-def _encode(place: Place, digest: int) -> str:
-    body = json.dumps([digest, *place], separators=(",", ":")).encode()
+def _encode(key: SortKey, digest: int) -> str:
+    body = json.dumps([digest, *key], separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
 
 
-def _decode(token: str, digest: int) -> Place:
+def _decode(token: str, digest: int) -> SortKey:
     try:
         if len(token) > MAX_TOKEN_CHARS:
             raise BadPageToken
@@ -440,8 +440,8 @@ def _decode(token: str, digest: int) -> Place:
         given, at_s, tenant, request_id = json.loads(packed[4:])
     except (ValueError, TypeError, RecursionError):  # The sender can compute the checksum too.
         raise BadPageToken from None
-    is_place = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
+    is_key = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
     # Python reads Infinity and NaN as JSON, but no entry comes after them.
-    if given != digest or not is_place or not math.isfinite(at_s):
+    if given != digest or not is_key or not math.isfinite(at_s):
         raise BadPageToken
     return at_s, tenant, request_id

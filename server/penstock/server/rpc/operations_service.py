@@ -70,16 +70,16 @@ class OperationsServer:
         options = dict(server_options(KeepaliveConfig()))
         options["grpc.so_reuseport"] = int(self._is_port_reserved)
         server = grpc.aio.server(options=tuple(options.items()))
-        timely = RequestReadLimiter(
+        limiter = RequestReadLimiter(
             server,
             self._access,
             max_arrival_s=_MAX_ARRIVAL_S,
             max_stall_s=_MAX_STALL_S,
             max_calls=MAX_CALLS,
         )
-        timely.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, cast(Any, timely))
-        reflection.add_reflection(timely, (SERVICE_NAME, health.SERVICE_NAME))
+        limiter.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, cast(Any, limiter))
+        reflection.add_reflection(limiter, (SERVICE_NAME, health.SERVICE_NAME))
         try:
             port = add_port(server, self._address, self._tls)
         except RuntimeError as error:

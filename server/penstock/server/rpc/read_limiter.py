@@ -44,8 +44,8 @@ _NO_MESSAGE = Failure(reason=ErrorReason.MALFORMED_REQUEST, message="the call ha
 _TOO_LARGE = Failure(
     reason=ErrorReason.MALFORMED_REQUEST, message="the message is too large for this method"
 )
-_MAX_READINGS: Final = 64
-_MAX_READINGS_PER_CALLER: Final = 4
+_MAX_READS: Final = 64
+_MAX_READS_PER_CALLER: Final = 4
 _YIELD_AFTER_S: Final = 2.0
 """Limits on messages of a few MiB that are read at the same time: in total, per caller, and how
 long a slot is held while others wait, in seconds.
@@ -53,10 +53,10 @@ long a slot is held while others wait, in seconds.
 A message that has arrived is read within two iterations of the event loop, so callers rarely wait.
 A large message holds its slot until it may be handled (`large_messages.py`).
 """
-MAX_OPEN_READINGS: Final = 16
-_MAX_OPEN_READINGS_PER_CALLER: Final = 4
-_MAX_OPEN_MESSAGE_BYTES: Final = 4096
-_YIELD_AFTER_OPEN_S: Final = 0.25
+MAX_UNAUTHENTICATED_READS: Final = 16
+_MAX_UNAUTHENTICATED_READS_PER_CALLER: Final = 4
+_MAX_UNAUTHENTICATED_BYTES: Final = 4096
+_UNAUTHENTICATED_YIELD_AFTER_S: Final = 0.25
 """The same limits for methods without authentication, whose message is only the name of a
 service."""
 _UNAUTHENTICATED: Final = Caller(
@@ -127,21 +127,21 @@ class RequestReadLimiter:
         max_calls: float = math.inf,
         large_messages: LargeMessageQueue | None = None,
     ) -> None:
-        self._calls, self._open_calls = _CallCount(max_calls), _CallCount(max_calls)
+        self._calls, self._unauthenticated_calls = _CallCount(max_calls), _CallCount(max_calls)
         self._large_messages = large_messages or LargeMessageQueue()
         self._server = server
         self._access = access
         self._max_arrival_s = max_arrival_s
         self._max_stall_s = max_stall_s
         self._slots = ReadingSlots(
-            max_num=_MAX_READINGS,
-            max_per_caller=_MAX_READINGS_PER_CALLER,
+            max_num=_MAX_READS,
+            max_per_caller=_MAX_READS_PER_CALLER,
             yield_after_s=_YIELD_AFTER_S,
         )
-        self._open_slots = ReadingSlots(
-            max_num=MAX_OPEN_READINGS,
-            max_per_caller=_MAX_OPEN_READINGS_PER_CALLER,
-            yield_after_s=_YIELD_AFTER_OPEN_S,
+        self._unauthenticated_slots = ReadingSlots(
+            max_num=MAX_UNAUTHENTICATED_READS,
+            max_per_caller=_MAX_UNAUTHENTICATED_READS_PER_CALLER,
+            yield_after_s=_UNAUTHENTICATED_YIELD_AFTER_S,
         )
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
@@ -158,17 +158,19 @@ class RequestReadLimiter:
 
     def _policy_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _MethodPolicy:
         right = self._access.right_of(path)
-        is_open = right is None
+        is_unauthenticated = right is None
         return _MethodPolicy(
             path=path,
             right=right,
             access=self._access,
-            slots=self._open_slots if is_open else self._slots,
-            calls=self._open_calls if is_open else self._calls,
+            slots=self._unauthenticated_slots if is_unauthenticated else self._slots,
+            calls=self._unauthenticated_calls if is_unauthenticated else self._calls,
             large_messages=self._large_messages,
             max_arrival_s=self._max_arrival_s,
             max_stall_s=self._max_stall_s,
-            max_message_bytes=_MAX_OPEN_MESSAGE_BYTES if is_open else MAX_MESSAGE_BYTES,
+            max_message_bytes=_MAX_UNAUTHENTICATED_BYTES
+            if is_unauthenticated
+            else MAX_MESSAGE_BYTES,
             parse=found.request_deserializer or _identity,
             is_ours=found.request_deserializer is None,
         )
@@ -273,7 +275,7 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
     write may block for `max_stall_s`; then the call is cancelled."""
 
     async def messages(context: Any) -> AsyncIterator[Any]:
-        data = await _first(context, policy, context.peer())
+        data = await _read_first(context, policy, context.peer())
         while data is not grpc.aio.EOF:
             yield await _parsed(data, context, policy)
             data = await context.read()
@@ -350,10 +352,10 @@ async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
 async def _message(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     """Return the message of a call. Aborts the call if it is missing, late, too large or
     malformed."""
-    return await _parsed(await _first(context, policy, caller), context, policy)
+    return await _parsed(await _read_first(context, policy, caller), context, policy)
 
 
-async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
+async def _read_first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     """Return the first message of a call as bytes, or EOF. Aborts the call if the message is late.
 
     A large message waits in the queue of large messages. It holds its reading slot meanwhile,

@@ -133,27 +133,29 @@ class FrontServer:
         """
         server = grpc.aio.server(options=self._options)
         config = self.front.config
-        timely = RequestReadLimiter(
+        limiter = RequestReadLimiter(
             server,
             self._access,
             max_arrival_s=config.transport.max_arrival_s,
             max_stall_s=config.max_reader_stall_s,
             large_messages=self._large_messages,
         )
-        timely.add_generic_rpc_handlers(
+        limiter.add_generic_rpc_handlers(
             (
                 self._generation.handlers(self._wrapper),
                 self._models.handlers(self._wrapper),
             )
         )
         if self._gateway is not None:
-            timely.add_generic_rpc_handlers((self._gateway.handlers(self._wrapper),))
+            limiter.add_generic_rpc_handlers((self._gateway.handlers(self._wrapper),))
         # The annotation requires a concrete server, but a wrapper of one is accepted.
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, limiter))
         # Untyped upstream.
         add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  # pyright: ignore[reportUnknownMemberType]
-        add_channelz(channelz.aio.ChannelzServicer(), timely)
-        reflection.add_reflection(timely, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE))
+        add_channelz(channelz.aio.ChannelzServicer(), limiter)
+        reflection.add_reflection(
+            limiter, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE)
+        )
         try:
             bound_port = add_port(server, address, self._tls)
         except RuntimeError as error:
@@ -168,7 +170,7 @@ class FrontServer:
         """Handle a new connection to an engine: pass its `hello` to the front, and report
         SERVING."""
         self.front.on_hello(hello)
-        self._generation.on_engine()
+        self._generation.on_engine_connected()
         self.health.set_serving(True)
         self.on_engine_change()
 
@@ -228,7 +230,7 @@ class FrontServer:
             server, self._server = self._server, None
             # Not zero, which would drop statuses that are being sent.
             await server.stop(_FLUSH_S)
-        self.front.accounts.settle()
+        self.front.accounts.flush()
 
     async def _reject_new(self, grace_s: float) -> None:
         """Reject new calls, then stop listening, so that clients that reconnect reach the other
@@ -263,7 +265,7 @@ class FrontServer:
         memory = SpareMemory(resident_bytes, time.monotonic)
         while True:
             await asyncio.sleep(interval_s)
-            self.front.cut_stalled()
+            self.front.disconnect_stalled()
             if memory.is_worth_trimming():
                 await asyncio.to_thread(trim)
                 memory.note_trimmed()

@@ -155,8 +155,8 @@ class ChatTemplate:
     def _safe_message(self, message: str) -> str:
         """Return the error text for a chat that the template rejects.
 
-        It quotes the message of the template only if that is a literal in the source of the
-        template.
+        It quotes the message of the template only if the source of the template contains it, so
+        that it cannot quote the chat.
         """
         if message and message in self._source:
             return f"the model's chat template rejects this chat: {message[:200]}"

@@ -28,9 +28,10 @@ from penstock.server.text.tokenizer_pool import Steps
 
 _LEADING_ROLES: Final = frozenset({"system", "developer"})
 _KEPT_SHARE: Final = 0.5
-"""The part of the window, after the leading messages, that a cut keeps. About half of the window is
-computed again after each cut, so each token is computed about twice over a chat of any length."""
-_SMALLER_WINDOWS: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
+"""The share of the window, without the leading messages, that a cut keeps. About half of the window
+is computed again after each cut, so each token is computed about twice over a chat of any
+length."""
+_WINDOW_SHARES: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
 _USUAL_MESSAGE_TOKENS: Final = 8
 """Number of tokens that a template adds per message, if it rejects the chat for the measurement."""
 
@@ -99,9 +100,11 @@ def fit_window(
     last_start = max((index for index, may in enumerate(may_start) if may), default=0)
     tried: set[int] = set()
     num_encoded = 0
-    for share in _SMALLER_WINDOWS:
-        room_tokens = int(window_tokens * share) - base_tokens
-        start = last_start if share == _SMALLER_WINDOWS[-1] else cut(sums, may_start, room_tokens)
+    for share in _WINDOW_SHARES:
+        max_tokens = int(window_tokens * share) - base_tokens
+        start = (
+            last_start if share == _WINDOW_SHARES[-1] else first_kept(sums, may_start, max_tokens)
+        )
         if start in tried:
             continue
         tried.add(start)
@@ -115,24 +118,24 @@ def fit_window(
     )
 
 
-def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int:
+def first_kept(sums: Sequence[int], may_start: Sequence[bool], max_tokens: int) -> int:
     """Return the index of the first kept message of a chat that grew message by message.
 
     `sums` [n + 1] has at index i the number of tokens of the first i messages. `may_start` [n] is
     True for the messages with which the kept part may start. When the kept part has more than
-    `room_tokens` tokens, it is cut to at most `_KEPT_SHARE` of them, or to the latest possible
-    start. Linear in n: no start is checked twice, because a start that is too early at some length
-    is too early at any greater length.
+    `max_tokens` tokens, it is cut to at most `_KEPT_SHARE` of `max_tokens`, or to the latest
+    possible start. Linear in n: no start is checked twice, because a start that is too early at
+    some length is too early at any greater length.
     """
     starts = [index for index, may in enumerate(may_start) if may and index]
     start = num_passed = 0
     for end in range(1, len(sums)):
-        if sums[end] - sums[start] <= room_tokens:
+        if sums[end] - sums[start] <= max_tokens:
             continue
         while num_passed < len(starts) and starts[num_passed] < end:
             start = starts[num_passed]
             num_passed += 1
-            if sums[end] - sums[start] <= room_tokens * _KEPT_SHARE:
+            if sums[end] - sums[start] <= max_tokens * _KEPT_SHARE:
                 break
     return start
 

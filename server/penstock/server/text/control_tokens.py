@@ -27,7 +27,7 @@ from tokenizers import pre_tokenizers
 
 from penstock.server.text.chat_template import ChatMessage, JsonValue, TemplateData, ToolCall
 from penstock.server.text.errors import ControlTokenError, TooManyTokens
-from penstock.server.text.text_cuts import TextCuts
+from penstock.server.text.text_splitter import TextSplitter
 from penstock.server.text.tokenizer_pool import Steps
 from penstock.server.text.tokenizer_settings import TokenizerSettings, to_byte_level
 
@@ -50,7 +50,7 @@ class ControlTokens:
         self, tokenizer: tokenizers.Tokenizer, *, vocab_size: int, template: str | None = None
     ) -> None:
         self._tokenizer = tokenizer
-        self._cuts = TextCuts(tokenizer)
+        self._splitter = TextSplitter(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         written = {
@@ -73,16 +73,16 @@ class ControlTokens:
 
         The cost is the number of bytes that can be encoded in the same time.
         """
-        return num_chars // _ESCAPE_SPEED + self._cuts.slice_chars(num_chars)
+        return num_chars // _ESCAPE_SPEED + self._splitter.slice_chars(num_chars)
 
-    def escape(self, text: str, *, is_models_own: bool = False) -> str:
+    def escape(self, text: str, *, is_model_output: bool = False) -> str:
         """Escape control tokens: return `text` with a mark in each. Most texts are unchanged.
 
-        If `is_models_own`, the text is an earlier assistant message. Then only special tokens are
+        If `is_model_output`, the text is an earlier assistant message. Then only special tokens are
         marked, because chat templates search these messages for other control tokens, such as
         `</think>`. Raises ControlTokenError if a token cannot be marked.
         """
-        return (self._special if is_models_own else self._all).marked(text)
+        return (self._special if is_model_output else self._all).marked(text)
 
     def encode(
         self,
@@ -107,7 +107,7 @@ class ControlTokens:
         parts: list[NDArray[np.int32]] = [np.array(before, dtype=np.int32)]
         num_tokens = len(before) + len(after)
         count(num_tokens)
-        for index, part in enumerate(self._cuts.slices(text)):
+        for index, part in enumerate(self._splitter.slices(text)):
             if index:
                 yield len(part)
             # `encode` would hold the GIL until it has finished.
@@ -283,7 +283,7 @@ def _escaped_message(message: ChatMessage, controls: ControlTokens) -> ChatMessa
     escape = controls.escape
     return ChatMessage(
         role=escape(message.role),
-        content=controls.escape(message.content, is_models_own=message.role == _ASSISTANT),
+        content=controls.escape(message.content, is_model_output=message.role == _ASSISTANT),
         name=escape(message.name) if message.name else "",
         tool_calls=tuple(
             ToolCall(

@@ -32,7 +32,8 @@ class WindowTooSmall(TextError):
 
 
 class ControlTokenError(TextError):
-    """The text would become a control token although it was marked (see `control_tokens.py`)."""
+    """A control token in the text cannot be encoded as ordinary text: it cannot be marked (see
+    `control_tokens.py`), or the text becomes a control token although it was marked."""
 
 
 class TooManyTokens(TextError):

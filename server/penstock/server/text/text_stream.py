@@ -184,11 +184,8 @@ class TextStream:
 
     @property
     def is_plain(self) -> bool:
-        """True if tokens are only detokenised: there are no stop strings, and the output has not
-        ended.
-
-        It never changes from False to True. It stays True until `finish`.
-        """
+        """True if tokens are only detokenised: there are no stop strings, and `finish` was not
+        called. It never changes from False to True."""
         return self._matcher is None and not self.is_finished
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:

@@ -63,7 +63,8 @@ def num_utf8_bytes(text: str) -> int:
 
 
 def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
-    """Return True if added tokens keep whitespace and pre-tokenizers keep all text."""
+    """Return True if no text is dropped before the model: no added token except special ones strips
+    the whitespace next to it, and no pre-tokenizer removes text."""
     added = tokenizer.get_added_tokens_decoder().values()
     if any((token.lstrip or token.rstrip) and not token.special for token in added):
         return False

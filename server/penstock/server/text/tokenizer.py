@@ -21,7 +21,7 @@ from penstock.server.text.chat_window import TemplateCost, fit_window, measure_t
 from penstock.server.text.control_tokens import MARK, ControlTokens, escaped_chat
 from penstock.server.text.errors import ChatTemplateMissing, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
-from penstock.server.text.text_cuts import SLICE_CHARS
+from penstock.server.text.text_splitter import SLICE_CHARS
 from penstock.server.text.token_bound import TokenBound
 from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_steps, run_at_once
 
@@ -78,7 +78,8 @@ class TextAccount:
 class Tokenizer:
     """The tokenizer of one model in one process.
 
-    The `_async` methods must be called on an event loop, the others on any thread.
+    The `_async` methods and `close` must be called on the event loop; the others may be called on
+    any thread.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Tokenizer:
         return self._bound.min_num_tokens(num_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError if the text
-        would become a control token."""
+        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError if a control
+        token in the text cannot be encoded as ordinary text."""
         steps = self._encode(text, add_special_tokens=add_special_tokens, account=TextAccount())
         return run_at_once(steps)
 

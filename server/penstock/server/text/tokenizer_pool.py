@@ -83,7 +83,7 @@ class TokenizerPool:
         self._large: list[tuple[float, int, _Step[Any]]] = []
         self._num_running = 0
         self._num_large_running = 0
-        self._now = 0.0
+        self._virtual_time = 0.0
         # The finish tag of each tenant's last step.
         self._finish: dict[str, float] = {}
         self._bytes_of: dict[str, int] = {}
@@ -145,7 +145,7 @@ class TokenizerPool:
     def _queue(
         self, steps: Steps[Any], tenant: str, num_bytes: int, *, is_large: bool
     ) -> _Step[tuple[bool, Any]]:
-        start = max(self._now, self._finish.get(tenant, 0.0))
+        start = max(self._virtual_time, self._finish.get(tenant, 0.0))
         self._finish[tenant] = start + num_bytes + _STEP_BYTES
         done: asyncio.Future[tuple[bool, Any]] = asyncio.get_running_loop().create_future()
         step = _Step(start, num_bytes, is_large, lambda: _advance(steps), done)
@@ -161,7 +161,7 @@ class TokenizerPool:
                 return
             if step.done.done():  # It was cancelled while it waited.
                 continue
-            self._now = step.start
+            self._virtual_time = step.start
             self._forget_some()
             threads = self._large_threads if step.is_large else self._small_threads
             work = threads.submit(step.task)
@@ -211,7 +211,7 @@ class TokenizerPool:
         a tag starts at the current virtual time, and so does a tenant with an expired one.
         """
         if len(self._finish) > _MAX_REMEMBERED:
-            now = self._now
+            now = self._virtual_time
             self._finish = {name: end for name, end in self._finish.items() if end > now}
 
 

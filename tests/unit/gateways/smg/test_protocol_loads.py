@@ -14,7 +14,7 @@ from penstock.server.ipc.board import BoardView, LoadState
 from support.fronts import INFO
 
 
-class Show:
+class PublishedLoad:
     """The engine's published load, which the test sets."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Show:
 class Harness:
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.show = Show()
+        self.show = PublishedLoad()
         self.report = LoadReport(cast("BoardView", self.show), lambda: self.now_s)
 
     def speed(self, num_tokens: int, after_s: float, epoch: int = 1) -> float:
@@ -84,7 +84,7 @@ def test_the_share_of_cached_tokens_is_that_of_requests_that_ended() -> None:
     assert harness.report.load(INFO).cache_hit_share == 0.0
 
     for num_cached in (0, 80):
-        harness.report.note(
+        harness.report.record_usage(
             Usage(
                 num_prompt_tokens=100, num_completion_tokens=1, num_cached_prompt_tokens=num_cached
             )

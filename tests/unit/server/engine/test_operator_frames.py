@@ -37,7 +37,7 @@ from support.patience import PATIENCE_S
 ORDER = Command(ticket=5, action=Profile(seconds=0.5))
 
 
-class LookedInto(FakeEngine):
+class ObservedEngine(FakeEngine):
     """An engine with one live request."""
 
     def live_views(self) -> tuple[LiveView, ...]:
@@ -65,14 +65,14 @@ VIEW = LiveView(
 
 def test_a_dispatcher_without_operator_functions_reports_it() -> None:
     answers: list[bytes] = []
-    dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
+    dispatcher = Dispatcher(ObservedEngine(), hello(), kept_limits=KEPT_LIMITS)
     dispatcher.handle_observer_frame(ORDER, answers.append)
     (body,) = FrameBuffer().feed(answers[0])
     assert decode(body) == CommandResult(ticket=5, problem="this engine accepts no commands")
 
 
 def test_an_observer_cannot_cancel_requests() -> None:
-    dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
+    dispatcher = Dispatcher(ObservedEngine(), hello(), kept_limits=KEPT_LIMITS)
     cancel = Cancel(keys=np.zeros(1, dtype=np.int64), reason=FinishReason.CANCELLED)
     answers: list[bytes] = []
     with pytest.raises(FrameError, match="unexpected frame from an observer: Cancel"):
@@ -114,7 +114,8 @@ def observed(tmp_path: Any, carry_out: Callable[..., None]) -> Observed:
     listener.bind(str(tmp_path / "engine.sock"))
     listener.listen(1)
     made = Observed(
-        listener, Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS, carry_out=carry_out)
+        listener,
+        Dispatcher(ObservedEngine(), hello(), kept_limits=KEPT_LIMITS, carry_out=carry_out),
     )
     made.connections.poll(20.0)  # accepted
     return made

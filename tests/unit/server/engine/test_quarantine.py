@@ -47,7 +47,7 @@ def events(*keys: int, ends: tuple[Completed | Failed, ...] = ()) -> StepEvents:
     )
 
 
-class Wing:
+class QuarantineHarness:
     """A quarantine, and the keys that it published."""
 
     def __init__(self, *suspects: SuspectedRequest) -> None:
@@ -66,14 +66,14 @@ def tried(*numbers: int, num_tokens: int = 2) -> tuple[SuspectedRequest, ...]:
 
 
 def test_a_request_that_is_not_suspected_is_not_quarantined() -> None:
-    wing = Wing(*tried(1))
+    wing = QuarantineHarness(*tried(1))
     assert not wing.quarantine.intercept(FRONT, request(2))
     assert not wing.is_due()
     assert wing.quarantine.next_probation() == ()
 
 
 def test_suspects_are_admitted_one_at_a_time() -> None:
-    wing = Wing(*tried(1, 2))
+    wing = QuarantineHarness(*tried(1, 2))
     first, second = request(1), request(2)
     assert wing.quarantine.intercept(FRONT, first)
     assert wing.quarantine.intercept(FRONT, second)
@@ -91,7 +91,7 @@ def test_suspects_are_admitted_one_at_a_time() -> None:
 
 
 def test_the_end_of_a_request_ends_its_probation() -> None:
-    wing = Wing(*tried(1, 2))
+    wing = QuarantineHarness(*tried(1, 2))
     for number in (1, 2):
         wing.quarantine.intercept(FRONT, request(number))
     wing.quarantine.next_probation()
@@ -102,7 +102,7 @@ def test_the_end_of_a_request_ends_its_probation() -> None:
 
 
 def test_all_outputs_must_pass() -> None:
-    wing = Wing(*tried(1, 2, num_tokens=1))
+    wing = QuarantineHarness(*tried(1, 2, num_tokens=1))
     assert wing.quarantine.intercept(FRONT, request(1, num_outputs=2))
     wing.quarantine.next_probation()
     assert wing.shown == [(key(1), key(2))]
@@ -113,7 +113,7 @@ def test_all_outputs_must_pass() -> None:
 
 
 def test_a_request_found_responsible_is_rejected_without_other_effects() -> None:
-    wing = Wing(SuspectedRequest(key=key(1), is_poison=True))
+    wing = QuarantineHarness(SuspectedRequest(key=key(1), is_poison=True))
     assert wing.quarantine.intercept(FRONT, request(1, num_outputs=2))
     assert wing.is_due()
     assert wing.quarantine.next_probation() == ()
@@ -130,7 +130,7 @@ def test_a_request_found_responsible_is_rejected_without_other_effects() -> None
 
 
 def test_a_quarantined_request_can_be_cancelled() -> None:
-    wing = Wing(*tried(1, 2, 3))
+    wing = QuarantineHarness(*tried(1, 2, 3))
     wing.quarantine.intercept(FRONT, request(1))
     assert not wing.quarantine.cancel(key(2), FinishReason.CANCELLED)
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
@@ -147,7 +147,7 @@ def test_a_quarantined_request_can_be_cancelled() -> None:
 
 
 def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
-    wing = Wing(*tried(1))
+    wing = QuarantineHarness(*tried(1))
     wing.quarantine.intercept(FRONT, request(1, num_outputs=3))
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
     leader, other = wing.quarantine.next_probation()
@@ -156,7 +156,7 @@ def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
 
 
 def test_quarantined_requests_of_a_lost_front_are_removed() -> None:
-    wing = Wing(*tried(1), SuspectedRequest(key=2 << 32 | 1))
+    wing = QuarantineHarness(*tried(1), SuspectedRequest(key=2 << 32 | 1))
     other = (replace(request(1)[0], key=2 << 32 | 1),)
     wing.quarantine.intercept(FRONT, request(1))
     wing.quarantine.intercept(2, other)

@@ -38,7 +38,7 @@ class Submission:
         self.num_prompt_tokens = 5
 
 
-class Site:
+class AccountsHarness:
     def __init__(self, **options: Any) -> None:
         self.log = RecordLog()
         settings: dict[str, Any] = {"is_tracing": True, "front_id": 3, "has_content": False}
@@ -62,7 +62,7 @@ def ended(key: int) -> Completed:
 
 
 async def test_a_record_waits_for_the_final_event() -> None:
-    site = Site()
+    site = AccountsHarness()
     site.close(site.live(7))
     assert site.log.records == []
     site.accounts.on_late_event(ended(8))
@@ -74,7 +74,7 @@ async def test_a_record_waits_for_the_final_event() -> None:
 
 
 async def test_a_wait_that_ended_before_the_cancel_arrived_is_explained() -> None:
-    site = Site()
+    site = AccountsHarness()
     site.close(site.live(7))
     for key in (8, 7):
         admitted = Admitted(key=key, at_s=5.0, num_cached_tokens=0, num_preemptions=0, wait=WAIT)
@@ -89,20 +89,20 @@ async def test_a_wait_that_ended_before_the_cancel_arrived_is_explained() -> Non
 
 
 async def test_a_record_does_not_wait_for_long() -> None:
-    site = Site()
+    site = AccountsHarness()
     for key in (1, 2):
         site.close(site.live(key), 5.0 + key)
     site.accounts.sweep(6.0 + MAX_WAIT_S)
     assert site.log.records == []
     site.accounts.sweep(6.5 + MAX_WAIT_S)
     assert [record.request_id for record in site.log.records] == ["r-1"]
-    site.accounts.settle()
-    site.accounts.settle()
+    site.accounts.flush()
+    site.accounts.flush()
     assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
 
 
 async def test_a_record_does_not_wait_for_a_caller_that_has_gone() -> None:
-    site = Site()
+    site = AccountsHarness()
     site.close(site.live(1), is_up=False)
     received = site.live(2)
     assert received.live is not None
@@ -113,14 +113,14 @@ async def test_a_record_does_not_wait_for_a_caller_that_has_gone() -> None:
 
 
 async def test_the_number_of_waiting_records_is_bounded() -> None:
-    site = Site()
+    site = AccountsHarness()
     for key in range(1, MAX_WAITING + 3):
         site.close(site.live(key))
     assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
 
 
 async def test_only_the_first_close_of_an_account_counts() -> None:
-    site = Site()
+    site = AccountsHarness()
     account = site.accounts.open("Generate", arrival_s=0.0)
     site.close(account)
     site.accounts.close(account, Outcome(0), 9.0, is_engine_up=True)
@@ -133,7 +133,7 @@ async def test_a_bug_in_a_record_is_counted_and_affects_no_caller(
     def broken(*_: object, **__: object) -> None:
         raise ValueError("can" + "ary")
 
-    site = Site()
+    site = AccountsHarness()
     monkeypatch.setattr(RequestAccount, "record", broken)
     site.close(site.accounts.open("Generate", arrival_s=0.0))
     assert site.log.recorder.dropped_records == {UNREADABLE: 1}
@@ -146,7 +146,7 @@ async def test_stalls_of_a_shared_writer_count_from_when_it_is_shared() -> None:
     writer = WatchedWrite()
     writer.blocked_since_s = 0.0
     writer.end_write(10.0)
-    site = Site()
+    site = AccountsHarness()
     account = site.accounts.open("Multiplex", arrival_s=11.0)
     account.share(writer)
     writer.blocked_since_s = 12.0

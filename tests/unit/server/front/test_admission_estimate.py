@@ -17,7 +17,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.ipc.frames import EngineHello
 from support.fronts import INFO
 from support.published_queue import PublishedBoard
-from support.replay_site import generation
+from support.replay_harness import generation
 
 EPOCH = 3
 HELLO = EngineHello(
@@ -111,7 +111,7 @@ def test_without_a_published_queue_nothing_is_rejected() -> None:
 
 
 def test_the_last_places_are_shared_by_the_fronts() -> None:
-    shown, waiting = PublishedBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), WaitingRequests()
     waiting.add("", 20)
     estimate = AdmissionEstimate(shown.view, num_fronts=4, waiting=waiting)
     wide = msgspec.structs.replace(HELLO, max_num_waiting=100)
@@ -145,7 +145,7 @@ def test_a_withdrawn_request_frees_its_place_before_the_engine_publishes_it() ->
     assert failure(estimate, 10, num_tokens=500) is None
 
 
-class Waiting:
+class WaitingRequests:
     """The requests of a front that wait."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def passes(estimate: AdmissionEstimate, tenant: str, priority: int = 0) -> bool:
 
 
 def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
-    shown, waiting = PublishedBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), WaitingRequests()
     waiting.add("flood", 7)
     waiting.add("quiet", 3)
     estimate = AdmissionEstimate(shown.view, waiting=waiting)
@@ -186,7 +186,7 @@ def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
 
 
 def test_parts_go_by_weight() -> None:
-    shown, waiting = PublishedBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), WaitingRequests()
     waiting.add("light", 4)
     waiting.add("heavy", 6)
     estimate = AdmissionEstimate(
@@ -199,7 +199,7 @@ def test_parts_go_by_weight() -> None:
 
 
 def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
-    shown, waiting = PublishedBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), WaitingRequests()
     waiting.add("", 5, priority=1)
     waiting.add("", 5, priority=3)
     estimate = AdmissionEstimate(shown.view, waiting=waiting)
@@ -210,7 +210,7 @@ def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
 
 
 def test_a_small_part_passes_where_the_largest_may_be_at_another_front() -> None:
-    shown, waiting = PublishedBoard(EPOCH), Waiting()
+    shown, waiting = PublishedBoard(EPOCH), WaitingRequests()
     waiting.add("quiet", 1)
     estimate = AdmissionEstimate(shown.view, num_fronts=2, waiting=waiting)
     shown.show(10)

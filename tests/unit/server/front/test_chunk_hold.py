@@ -116,7 +116,7 @@ async def test_the_end_wakes_a_writer_that_waits_for_more() -> None:
     stream, _ = make()
     taker = asyncio.ensure_future(stream.take())
     await asyncio.sleep(0)
-    stream.cut(Failure(reason=ErrorReason.READER_STALLED))
+    stream.abort(Failure(reason=ErrorReason.READER_STALLED))
     with pytest.raises(RequestError):
         await taker
 

@@ -24,7 +24,7 @@ from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
 from support.fronts import ScriptedPort, admitted, finished, rejected
-from support.replay_site import Site, generation
+from support.replay_harness import ReplayHarness, generation
 
 GENERATION = GenerationSpec(
     prompt=TextInput(text="hello"),
@@ -55,12 +55,12 @@ class Gate:
 
 
 def make_front(text: ModelText, max_replays: int = 4) -> tuple[Front, ScriptedPort]:
-    site = Site(text, max_replays=max_replays)
+    site = ReplayHarness(text, max_replays=max_replays)
     return site.front, site.port
 
 
 NOW = CallTimes(arrival_s=1000.0)
-"""The time on the clock of `Site`."""
+"""The time on the clock of `ReplayHarness`."""
 
 
 async def test_cancel_while_the_prompt_is_tokenised(
@@ -158,7 +158,7 @@ async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: Mo
     front, port = make_front(text)
 
     def newest() -> Queued | None:
-        return front.newest_place
+        return front.newest_queue_position
 
     request = await front.open(GENERATION, NOW)
     first, _ = await port.next_submission()
@@ -225,7 +225,7 @@ def test_one_tenant_cannot_fill_a_front() -> None:
 async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front(
     text: ModelText,
 ) -> None:
-    site = Site(text, max_live_requests=8)
+    site = ReplayHarness(text, max_live_requests=8)
     front = site.front
 
     async def opened(tenant: str) -> LiveRequest:
@@ -248,7 +248,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
     site.now_s += 2.0
     end(more[3])
     await opened("quiet")
-    assert [request.stream.is_cut for request in (*more, *fewer, running)] == [
+    assert [request.stream.is_aborted for request in (*more, *fewer, running)] == [
         *(True, True, True, False),
         *(False, False, False, False),
     ]

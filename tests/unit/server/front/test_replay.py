@@ -39,11 +39,22 @@ from penstock.server.ipc.ports import EngineUnavailable
 from penstock.server.observe.request_record import SegmentKind
 from penstock.server.text.model_text import ModelText
 from support.fronts import INFO, admitted, flat_logprobs
-from support.replay_site import PROMPT, A, B, C, D, Site, constrained, end_of, generation, text_in
+from support.replay_harness import (
+    PROMPT,
+    A,
+    B,
+    C,
+    D,
+    ReplayHarness,
+    constrained,
+    end_of,
+    generation,
+    text_in,
+)
 
 
 async def test_the_next_engine_continues_after_what_came(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
     site.tokens((first.key, A))
@@ -87,7 +98,7 @@ class CountedEstimate(AdmissionEstimate):
 async def test_the_estimate_counts_requests_sent_to_engines(
     text: ModelText, max_replays: int
 ) -> None:
-    site = Site(text, max_replays=max_replays)
+    site = ReplayHarness(text, max_replays=max_replays)
     estimate = site.front.admission = CountedEstimate()
 
     request, _ = await site.open(generation(num_outputs=2))
@@ -110,7 +121,7 @@ async def test_the_estimate_counts_requests_sent_to_engines(
 
 
 async def test_the_estimate_counts_a_replay_once(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, _ = await site.open(generation())
     estimate = site.front.admission = CountedEstimate()
 
@@ -124,7 +135,7 @@ async def test_the_estimate_counts_a_replay_once(text: ModelText) -> None:
 
 
 async def test_hashes_continue_where_the_prompt_ended(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     _, [first] = await site.open(generation())
     site.run(first.key)
     for _ in range(12):
@@ -143,7 +154,7 @@ async def test_hashes_continue_where_the_prompt_ended(text: ModelText) -> None:
 
 
 async def test_without_earlier_output_the_prompt_is_sent_unchanged(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     [again] = await site.replace_engine()
     assert again.prompt_ids.tolist() == list(PROMPT)
@@ -154,7 +165,7 @@ async def test_without_earlier_output_the_prompt_is_sent_unchanged(text: ModelTe
 
 
 async def test_an_output_that_has_ended_does_not_run_again(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, specs = await site.open(generation(3))
     keys = [spec.key for spec in specs]
     site.run(*keys)
@@ -176,7 +187,7 @@ async def test_an_output_that_has_ended_does_not_run_again(text: ModelText) -> N
 
 
 async def test_a_stop_string_may_lie_across_a_death(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     stopping = Stopping(max_tokens=20, ignore_eos=True, stop_strings=("dogma",))
     made = generation(prompt=TextInput(text="x"), prompt_path="text_prompt.text", stopping=stopping)
     request, [first] = await site.open(made)
@@ -197,7 +208,7 @@ async def test_a_stop_string_may_lie_across_a_death(text: ModelText) -> None:
 
 
 async def test_a_character_may_lie_across_a_death(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     ids = text.tokenizer.encode("€", add_special_tokens=False).tolist()
     assert len(ids) > 1, "the tokenizer is one of bytes"
@@ -211,7 +222,7 @@ async def test_a_character_may_lie_across_a_death(text: ModelText) -> None:
 
 
 async def test_prompt_logprobs_and_echo_are_returned_once(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     output = Output(num_prompt_logprobs=1, echo=True, return_token_ids=True)
     sampling = Sampling(params=SamplingParams(num_prompt_logprobs=1), seed=7)
     request, [first] = await site.open(generation(output=output, sampling=sampling))
@@ -230,7 +241,7 @@ async def test_prompt_logprobs_and_echo_are_returned_once(text: ModelText) -> No
 
 
 async def test_the_deadline_of_the_first_token_is_met_once(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     made = generation(urgency=Urgency(ttft_deadline_s=5.0, total_deadline_s=9.0))
     _, [first] = await site.open(made)
     [again] = await site.replace_engine()
@@ -245,7 +256,7 @@ async def test_the_deadline_of_the_first_token_is_met_once(text: ModelText) -> N
 async def test_a_prompt_in_preparation_waits_for_the_next_engine(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     entered, proceed = asyncio.Event(), asyncio.Event()
 
     async def slowly(_: str, **_options: object) -> object:
@@ -271,7 +282,7 @@ async def test_a_prompt_in_preparation_waits_for_the_next_engine(
 
 
 async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
     site.tokens((first.key, A))
@@ -289,7 +300,7 @@ async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> N
 
 
 async def test_an_engine_that_accepts_no_more_requests_gets_none(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     for number in range(3):
         await site.open(generation(request_id=f"r-{number}"))
     site.port.go_down()
@@ -305,7 +316,7 @@ async def test_an_engine_that_accepts_no_more_requests_gets_none(text: ModelText
 async def test_a_constraint_is_generated_again_and_delivered_from_where_it_was(
     text: ModelText,
 ) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, again = await constrained(site)
     for token_id in (A, B, C):
         site.tokens((again.key, token_id))
@@ -318,7 +329,7 @@ async def test_a_constraint_is_generated_again_and_delivered_from_where_it_was(
 
 
 async def test_a_death_while_it_is_generated_again(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
     [third] = await site.replace_engine()
@@ -330,7 +341,7 @@ async def test_a_death_while_it_is_generated_again(text: ModelText) -> None:
 
 
 async def test_the_longest_prompt_of_an_engine_bounds_what_continues(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     site.port.info = replace(INFO, max_prompt_tokens=len(PROMPT) + 1)
     site.port.go_down()
     site.come_up()
@@ -349,7 +360,7 @@ async def test_the_longest_prompt_of_an_engine_bounds_what_continues(text: Model
 
 
 async def test_the_record_contains_the_lost_engine(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     account = site.front.accounts.open("m", arrival_s=site.now_s)
     request = await site.front.open(generation(), CallTimes(arrival_s=site.now_s), account)
     [first] = await site.port.next_submission()

@@ -21,12 +21,12 @@ from penstock.server.front.generation import (
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
 from support.fronts import rejected
-from support.replay_site import (
+from support.replay_harness import (
     A,
     B,
     C,
     D,
-    Site,
+    ReplayHarness,
     constrained,
     end_of,
     generation,
@@ -46,7 +46,7 @@ from support.replay_site import (
 async def test_a_deadline_fails_a_request_that_waits_for_an_engine(
     text: ModelText, urgency: Urgency, reason: ErrorReason, kind: str | None
 ) -> None:
-    site = Site(text, max_replay_wait_s=0.02)
+    site = ReplayHarness(text, max_replay_wait_s=0.02)
     request, _ = await site.open(generation(urgency=urgency))
     site.port.go_down()
     site.now_s += 0.03  # the timer runs in real time and reads this clock
@@ -56,7 +56,7 @@ async def test_a_deadline_fails_a_request_that_waits_for_an_engine(
 
 
 async def test_a_time_limit_completes_a_request_that_waits_for_an_engine(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation(urgency=Urgency(time_limit_s=0.02)))
     site.run(first.key)
     site.tokens((first.key, A))
@@ -70,7 +70,7 @@ async def test_a_time_limit_completes_a_request_that_waits_for_an_engine(text: M
 
 
 async def test_cancel_while_no_engine_is_there(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, _ = await site.open(generation(2))
     site.port.go_down()
     assert await site.front.cancel("r") is RequestState.PENDING
@@ -83,7 +83,7 @@ async def test_cancel_while_no_engine_is_there(text: ModelText) -> None:
 
 
 async def test_requests_cancelled_before_the_death_are_not_replayed(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
     assert await site.front.cancel("r") is RequestState.PROCESSING
@@ -94,7 +94,7 @@ async def test_requests_cancelled_before_the_death_are_not_replayed(text: ModelT
 
 
 async def test_a_disconnected_request_is_not_replayed(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, _ = await site.open(generation())
     other, [second] = await site.open(generation(request_id="other"))
     site.port.go_down()
@@ -107,7 +107,7 @@ async def test_a_disconnected_request_is_not_replayed(text: ModelText) -> None:
 
 
 async def test_a_request_is_replayed_a_limited_number_of_times(text: ModelText) -> None:
-    site = Site(text, max_replays=2)
+    site = ReplayHarness(text, max_replays=2)
     request, _ = await site.open(generation())
     for num_replays in (1, 2):
         [again] = await site.replace_engine()
@@ -117,24 +117,24 @@ async def test_a_request_is_replayed_a_limited_number_of_times(text: ModelText) 
 
 
 async def test_without_replays_a_request_ends_with_its_engine(text: ModelText) -> None:
-    site = Site(text, max_replays=0)
+    site = ReplayHarness(text, max_replays=0)
     request, _ = await site.open(generation())
     site.port.go_down()
     assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
 async def test_if_no_engine_will_start_no_request_waits(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, _ = await site.open(generation())
     site.port.go_down()
-    site.front.on_given_up()
+    site.front.on_no_further_engine()
     assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
     with rejected(ErrorReason.ENGINE_DOWN):
         await site.front.open(generation(request_id="new"), CallTimes(arrival_s=site.now_s))
 
 
 async def test_new_requests_are_rejected_while_no_engine_is_there(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     site.port.go_down()
     with rejected(ErrorReason.ENGINE_DOWN):
         await site.front.open(generation(), CallTimes(arrival_s=site.now_s))
@@ -142,7 +142,7 @@ async def test_new_requests_are_rejected_while_no_engine_is_there(text: ModelTex
 
 
 async def test_a_replay_that_generates_another_token_fails(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
     site.tokens((again.key, C))
@@ -150,7 +150,7 @@ async def test_a_replay_that_generates_another_token_fails(text: ModelText) -> N
 
 
 async def test_a_replay_that_ends_before_the_sent_output_fails(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
     site.port.finish(again.key, FinishReason.STOP)
@@ -158,7 +158,7 @@ async def test_a_replay_that_ends_before_the_sent_output_fails(text: ModelText) 
 
 
 async def test_a_replay_that_the_next_engine_cannot_hold_is_rejected(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()
     site.port.fail(first.key, FailureReason.EXCEEDS_KV_CACHE)
@@ -169,7 +169,7 @@ async def test_a_replay_that_the_next_engine_cannot_hold_is_rejected(text: Model
 
 async def test_an_end_lost_with_the_engine_is_derived_from_the_tokens(text: ModelText) -> None:
     """All tokens arrived, but not the end: nothing is left to generate."""
-    site = Site(text)
+    site = ReplayHarness(text)
     stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))
     request, [first] = await site.open(generation(stopping=stopping))
     other, [second] = await site.open(generation(request_id="other", stopping=stopping))
@@ -186,7 +186,7 @@ async def test_an_end_lost_with_the_engine_is_derived_from_the_tokens(text: Mode
 
 
 async def test_a_failure_in_the_next_engine_is_reported_like_any(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()
     reason = FailureReason.EXECUTOR_REQUEST_FAILED

@@ -33,7 +33,7 @@ async def test_waking_returns_an_empty_list() -> None:
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-async def test_a_cut_ends_it_wherever_it_is(is_waiting: bool) -> None:
+async def test_an_abort_ends_it_wherever_it_is(is_waiting: bool) -> None:
     writer: SharedWriter[str] = SharedWriter()
     writer.mark("late")
     outcome: list[bool] = []
@@ -46,13 +46,13 @@ async def test_a_cut_ends_it_wherever_it_is(is_waiting: bool) -> None:
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
-            outcome.append(writer.was_cut_off())
+            outcome.append(writer.was_interrupted())
             await writer.take()
 
     task = asyncio.ensure_future(run())
     await asyncio.sleep(0)
-    writer.cut(FAILURE)
-    writer.cut(Failure(reason=ErrorReason.INTERNAL))
+    writer.abort(FAILURE)
+    writer.abort(Failure(reason=ErrorReason.INTERNAL))
     with pytest.raises(RequestError) as caught:
         await task
     assert caught.value.failure is FAILURE

@@ -11,7 +11,7 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front.events import Finished, StreamEvent, TokensPiece
 from penstock.server.front.generation import Output, Stopping
 from penstock.server.text.model_text import ModelText
-from support.replay_site import A, B, C, D, Site, end_of, generation, text_in
+from support.replay_harness import A, B, C, D, ReplayHarness, end_of, generation, text_in
 
 
 def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:
@@ -19,7 +19,7 @@ def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:
     return structs.replace(made, **options)
 
 
-async def play(site: Site, tokens: list[int], **options: object) -> list[StreamEvent]:
+async def play(site: ReplayHarness, tokens: list[int], **options: object) -> list[StreamEvent]:
     """Return the events of a request that samples `tokens`, the last of which is a stop token."""
     request, specs = await site.open(generation(**options))  # type: ignore[arg-type]
     for spec in specs:
@@ -40,7 +40,7 @@ def records_in(events: list[StreamEvent]) -> list[int]:
 async def test_the_text_of_a_stop_token_is_not_delivered(
     text: ModelText, num_outputs: int, wants_records: bool
 ) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     output = Output(return_token_ids=wants_records)
     events = await play(
         site, [A, C, B], num_outputs=num_outputs, stopping=stopping(), output=output
@@ -58,7 +58,7 @@ async def test_text_held_for_a_stop_string_is_released_without_the_stop_token(
 ) -> None:
     held, stop = (text.tokenizer.decode([token]) for token in (C, B))
     made = stopping(stop_strings=(held + stop,), include_stop_string=True)
-    events = await play(Site(text), [A, C, B], stopping=made)
+    events = await play(ReplayHarness(text), [A, C, B], stopping=made)
     assert text_in(events) == text.tokenizer.decode([A, C])
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -66,7 +66,7 @@ async def test_text_held_for_a_stop_string_is_released_without_the_stop_token(
 
 
 async def test_a_stop_token_before_min_tokens_is_text(text: ModelText) -> None:
-    events = await play(Site(text), [B, A, B], stopping=stopping(min_tokens=2))
+    events = await play(ReplayHarness(text), [B, A, B], stopping=stopping(min_tokens=2))
     assert text_in(events) == text.tokenizer.decode([B, A])
 
 
@@ -74,8 +74,8 @@ async def test_the_models_own_end_has_no_text_whatever_its_kind(text: ModelText)
     ordinary = ModelText(replace(text.files, eos_ids=(D,)))
     assert ordinary.tokenizer.decode([D])
     try:
-        ends = await play(Site(ordinary), [A, D], stopping=Stopping(max_tokens=20))
-        ignored = await play(Site(ordinary), [D, B], stopping=stopping())
+        ends = await play(ReplayHarness(ordinary), [A, D], stopping=Stopping(max_tokens=20))
+        ignored = await play(ReplayHarness(ordinary), [D, B], stopping=stopping())
     finally:
         ordinary.close()
     assert text_in(ends) == text.tokenizer.decode([A])
@@ -83,7 +83,7 @@ async def test_the_models_own_end_has_no_text_whatever_its_kind(text: ModelText)
 
 
 async def test_a_stop_token_has_no_text_after_a_replay(text: ModelText) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     request, [first] = await site.open(generation(stopping=stopping(min_tokens=1)))
     site.run(first.key)
     site.tokens((first.key, A))

@@ -35,7 +35,7 @@ from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, MAX_INLINE_CHAR
 from penstock.server.text.tokenizer_pool import in_one_step
 from support.core import FakeClock
 from support.fronts import INFO, rejected
-from support.replay_site import PROMPT, Site, generation
+from support.replay_harness import PROMPT, ReplayHarness, generation
 
 WORDS = "the gentle rain "
 LIMITS = Limits.from_config(FrontConfig(), INFO)
@@ -69,14 +69,14 @@ def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:
     clock = FakeClock()
     accounts = quotas(clock, max_tokens_per_minute=600)
     assert charged(accounts, 10) is None
-    accounts.settle("t", 1190)
+    accounts.charge_more("t", 1190)
     assert charged(accounts, 1) == pytest.approx(60.1)
     clock.now_s += 61.0
     assert charged(accounts, 1) is None
 
 
 def front_of(text: ModelText, **limits: int) -> Front:
-    front = Site(text).front
+    front = ReplayHarness(text).front
     front.prompts.quotas = quotas(FakeClock(), **limits)
     return front
 
@@ -117,7 +117,7 @@ async def test_a_prompt_counts_unless_its_request_is_displaced(
     text: ModelText, wait: Wait | None
 ) -> None:
     """A request that the engine rejects on arrival has no wait, unlike a displaced one."""
-    site = Site(text)
+    site = ReplayHarness(text)
     front = site.front
     front.prompts.quotas = quotas(
         FakeClock(), max_requests_per_minute=1, max_tokens_per_minute=len(PROMPT)
@@ -205,7 +205,7 @@ async def test_token_ids_count_before_they_are_decoded(
 async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(text)
+    site = ReplayHarness(text)
     front = site.front
     front.prompts.quotas = quotas(FakeClock(), max_requests_per_minute=1)
     site.port.info = replace(INFO, max_seq_len=4096, num_blocks=1024)
@@ -248,13 +248,13 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     assert num_tokens > text.tokenizer.min_num_tokens(len(words))
     prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
     settled = asyncio.Event()
-    settle = prompts.quotas.settle
+    charge_more = prompts.quotas.charge_more
 
     def noted(tenant: str, num_more: int) -> None:
-        settle(tenant, num_more)
+        charge_more(tenant, num_more)
         settled.set()
 
-    monkeypatch.setattr(prompts.quotas, "settle", noted)
+    monkeypatch.setattr(prompts.quotas, "charge_more", noted)
     controls: Any = text.tokenizer._controls
     held = HeldTokenizer(controls._tokenizer)
     monkeypatch.setattr(controls, "_tokenizer", held)

@@ -72,13 +72,13 @@ async def test_text_among_other_events_keeps_its_place() -> None:
     assert stream.take_due() == [piece("a"), PromptPiece(text="p")]
 
 
-async def test_text_is_dropped_by_a_cut_and_after_an_end() -> None:
+async def test_text_is_dropped_by_an_abort_and_after_an_end() -> None:
     stream = TokenStream()
     stream.push_text("a")
     stream.close()
     stream.push_text("late")
     before = stream.is_drained
-    stream.cut(FAILURE)
+    stream.abort(FAILURE)
     assert (before, stream.is_drained) == (False, True)
     assert stream.take_text() is None
 
@@ -115,7 +115,7 @@ async def test_only_the_first_end_is_delivered() -> None:
 
 
 class BlockedWriter:
-    """Writes to a stream and blocks. `outcomes`: for each write, whether a cut ended it."""
+    """Writes to a stream and blocks. `outcomes`: for each write, whether an abort ended it."""
 
     def __init__(self, stream: TokenStream) -> None:
         self.outcomes: list[bool] = []
@@ -135,16 +135,16 @@ class BlockedWriter:
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
-            self.outcomes.append(self._stream.was_cut_off())
+            self.outcomes.append(self._stream.was_interrupted())
 
 
-async def test_cut_drops_the_backlog_and_cancels_a_blocked_writer() -> None:
+async def test_abort_drops_the_backlog_and_cancels_a_blocked_writer() -> None:
     stream = TokenStream()
     writer = BlockedWriter(stream)
     task = await writer.write()
     stream.push(piece("a"))
-    stream.cut(FAILURE)
-    stream.cut(FAILURE)
+    stream.abort(FAILURE)
+    stream.abort(FAILURE)
     await task
     assert writer.outcomes == [True]
     assert not task.cancelled()
@@ -159,17 +159,17 @@ async def test_a_disconnected_peer_is_distinguished_from_a_closed_stream() -> No
     task.cancel()
     await asyncio.wait([task])
     both = await writer.write()
-    stream.cut(FAILURE)
+    stream.abort(FAILURE)
     both.cancel()
     await asyncio.wait([both])
     assert writer.outcomes == [False, False]
 
 
-async def test_cut_wakes_a_writer_that_waits_for_events() -> None:
+async def test_abort_wakes_a_writer_that_waits_for_events() -> None:
     stream = TokenStream()
     taker = asyncio.ensure_future(stream.take())
     await asyncio.sleep(0)
-    stream.cut(FAILURE)
+    stream.abort(FAILURE)
     with pytest.raises(RequestError):
         await taker
 

@@ -162,7 +162,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
     assert dispatcher.step() == []
 
 
-class Line:
+class SentFrames:
     """Records sent frames. `is_cut`: sending raises EngineUnavailable."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ def engine(*, publishes_cache: bool) -> EngineHello:
 
 
 def test_cache_feeds_subscribe_to_every_new_engine_and_report_losses() -> None:
-    line, received = Line(), list[CacheUpdate | None]()
+    line, received = SentFrames(), list[CacheUpdate | None]()
     subscriber = CacheSubscriber(line.write)
     stop = subscriber.follow(SALT, received.append)
     assert line.sent == []  # no engine yet
@@ -209,7 +209,7 @@ def test_cache_feeds_subscribe_to_every_new_engine_and_report_losses() -> None:
 
 
 def test_unsubscribing_sends_an_unfollow_frame() -> None:
-    line = Line()
+    line = SentFrames()
     subscriber = CacheSubscriber(line.write)
     subscriber.on_hello(engine(publishes_cache=True))
 

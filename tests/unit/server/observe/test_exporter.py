@@ -20,7 +20,7 @@ from penstock.server.observe.frames import (
     LiveQuery,
     Records,
 )
-from support.observer_line import ObserverLine
+from support.observer_connection import ObserverConnection
 from support.patience import PATIENCE_S
 from support.reports import front_view, heartbeat
 
@@ -56,7 +56,7 @@ class FakeObserver:
             peer.socket.close()
 
 
-class Peer(ObserverLine):
+class Peer(ObserverConnection):
     """The observer's end of one connection of the front."""
 
     async def records(self, num: int) -> list[bytes]:

@@ -28,7 +28,7 @@ from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailab
 from penstock.server.observe.listeners import NO_TOTALS, ServiceListener, ServiceListeners
 from penstock.server.observe.request_record import RequestRecord, encode_record
 from support.flights import RecordedEngine
-from support.observer_line import ObserverLine
+from support.observer_connection import ObserverConnection
 from support.patience import PATIENCE_S
 from support.reports import front_view, heartbeat, make_facts, request_record
 
@@ -81,7 +81,7 @@ class RecordingListener(ServiceListener):
         task.add_done_callback(self._tasks.discard)
 
 
-class FakeFront(ObserverLine):
+class FakeFront(ObserverConnection):
     """A front's end of a connection to the receiver."""
 
     def __init__(self, path: Path, front_id: int) -> None:

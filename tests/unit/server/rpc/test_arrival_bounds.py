@@ -15,7 +15,7 @@ from penstock.server.rpc import reflection
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
-from penstock.server.rpc.read_limiter import MAX_OPEN_READINGS, RequestReadLimiter
+from penstock.server.rpc.read_limiter import MAX_UNAUTHENTICATED_READS, RequestReadLimiter
 from support.patience import PATIENCE_S
 
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
@@ -23,7 +23,7 @@ REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"
 
 
-class Wire:
+class FakeContext:
     """A call context whose reads return `messages`, then block forever, as does each write."""
 
     def __init__(self, *messages: bytes) -> None:
@@ -69,7 +69,7 @@ class _Details:
         self.method = method
 
 
-class Played:
+class LimitedServices:
     """The health and reflection services with these limits, without a server."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Played:
         large_messages: LargeMessageQueue | None = None,
     ) -> None:
         self._harness = _FakeServer()
-        timely = RequestReadLimiter(
+        limiter = RequestReadLimiter(
             cast(Any, self._harness),
             AccessControl(),
             max_arrival_s=max_arrival_s,
@@ -90,10 +90,10 @@ class Played:
             large_messages=large_messages,
         )
         health = Health((), max_stall_s=max_stall_s)
-        health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, timely))
-        reflection.add_reflection(timely, ())
+        health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, limiter))
+        reflection.add_reflection(limiter, ())
 
-    async def call(self, path: str, wire: Wire) -> None:
+    async def call(self, path: str, wire: FakeContext) -> None:
         for handler in self._harness.handlers:
             found = handler.service(_Details(path))
             if found is not None:
@@ -105,33 +105,33 @@ class Played:
 
 @pytest.mark.parametrize(("path", "data"), [(WATCH, b""), (REFLECTION, LIST_SERVICES)])
 async def test_a_call_whose_reader_stalls_is_ended(path: str, data: bytes) -> None:
-    wire = Wire(data)
+    wire = FakeContext(data)
     with pytest.raises(asyncio.CancelledError):
-        await Played(max_stall_s=0.01).call(path, wire)
+        await LimitedServices(max_stall_s=0.01).call(path, wire)
     assert wire.is_writing.is_set()
 
 
 @pytest.mark.parametrize("path", [WATCH, CHECK, REFLECTION])
 async def test_a_first_message_that_does_not_come_ends_the_call(path: str) -> None:
-    wire = Wire()
+    wire = FakeContext()
     with pytest.raises(grpc.aio.AbortError):
-        await Played(max_arrival_s=0.01).call(path, wire)
+        await LimitedServices(max_arrival_s=0.01).call(path, wire)
     assert wire.codes == [grpc.StatusCode.DEADLINE_EXCEEDED]
 
 
 async def test_a_long_health_check_request_is_rejected() -> None:
-    wire = Wire(b"\x0a\x80\x40" + b"x" * 8192)
+    wire = FakeContext(b"\x0a\x80\x40" + b"x" * 8192)
     with pytest.raises(grpc.aio.AbortError):
-        await Played().call(CHECK, wire)
+        await LimitedServices().call(CHECK, wire)
     assert wire.codes == [grpc.StatusCode.INVALID_ARGUMENT]
 
 
 async def test_unauthenticated_calls_of_one_service_use_no_slots_of_another() -> None:
-    played = Played(max_calls=1)
-    first = Wire(b"")
+    played = LimitedServices(max_calls=1)
+    first = FakeContext(b"")
     watch = asyncio.create_task(played.call(WATCH, first))
     await first.is_writing.wait()
-    second, question = Wire(b""), Wire(LIST_SERVICES)
+    second, question = FakeContext(b""), FakeContext(LIST_SERVICES)
     with pytest.raises(grpc.aio.AbortError):
         await played.call(WATCH, second)
     assert second.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED]
@@ -148,12 +148,12 @@ async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
     # Its handling takes an hour, so the next message may be read in an hour.
     await large_messages.acquire("another")
     num_calls = 40
-    played = Played(max_calls=num_calls, large_messages=large_messages)
-    wires = [Wire(b"x" * LARGE_BYTES) for _ in range(num_calls)]
+    played = LimitedServices(max_calls=num_calls, large_messages=large_messages)
+    wires = [FakeContext(b"x" * LARGE_BYTES) for _ in range(num_calls)]
     tasks = [asyncio.create_task(played.call(CHECK, wire)) for wire in wires]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert sum(wire.num_reads for wire in wires) == MAX_OPEN_READINGS
+    assert sum(wire.num_reads for wire in wires) == MAX_UNAUTHENTICATED_READS
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -50,7 +50,7 @@ class FakeContext:
         raise self.outcome
 
 
-class Vanished(grpc.aio.BaseError):
+class ClientDisconnected(grpc.aio.BaseError):
     """The error of a blocked write whose client has gone."""
 
 
@@ -123,12 +123,12 @@ async def test_cancellation_is_not_converted(caplog: pytest.LogCaptureFixture) -
 
 async def test_vanished_peer_is_a_cancellation(caplog: pytest.LogCaptureFixture) -> None:
     context = FakeContext()
-    _, num_bugs = await call_with(Vanished(), context)
+    _, num_bugs = await call_with(ClientDisconnected(), context)
     assert (context.aborts, num_bugs) == ([], 0)
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("outcome", [Vanished, grpc.aio.InternalError, TimeoutError])
+@pytest.mark.parametrize("outcome", [ClientDisconnected, grpc.aio.InternalError, TimeoutError])
 async def test_peer_that_vanishes_before_its_status_is_a_cancellation(
     outcome: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,11 +14,11 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import admitted, finished, rich_status
-from support.multiplex import cancel, credit, kind, played_call, submit
+from support.multiplex import cancel, credit, kind, multiplex_call, submit
 
 
 async def test_a_step_is_one_message_for_all(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(*(submit(key) for key in range(5)))
         keys = [await call.port.next_key() for _ in range(5)]
         call.port.emit(changes=[admitted(key) for key in keys])
@@ -42,7 +42,7 @@ async def test_a_step_is_one_message_for_all(text: ModelText) -> None:
 
 
 async def test_a_blocked_write_makes_the_next_message_larger(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), submit(2))
         keys = [await call.port.next_key() for _ in range(2)]
         call.port.emit(changes=[admitted(key) for key in keys])
@@ -67,7 +67,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
     large_messages = LargeMessageQueue(lambda: next(now_s))
     # Its handling takes an hour, so the next message may be read in an hour.
     await large_messages.acquire("another")
-    async with played_call(text, large_messages=large_messages) as call:
+    async with multiplex_call(text, large_messages=large_messages) as call:
         call.wire.send(submit(1))
         await call.port.next_key()
         call.wire.send(submit(2, text="a" * LARGE_BYTES))
@@ -76,7 +76,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
 
 
 async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
-    async with played_call(text, FrontConfig(max_shared_message_bytes_hint=100)) as call:
+    async with multiplex_call(text, FrontConfig(max_shared_message_bytes_hint=100)) as call:
         call.wire.send(*(submit(key) for key in range(20)))
         keys = [await call.port.next_key() for _ in range(20)]
         call.port.emit(changes=[admitted(key) for key in keys])
@@ -91,7 +91,7 @@ async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
 
 
 async def test_credit_is_what_may_be_sent(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1, credit=0), submit(2, credit=2))
         one, two = await call.port.next_key(), await call.port.next_key()
         call.port.emit(changes=[admitted(one), admitted(two)])
@@ -117,7 +117,7 @@ async def test_credit_is_what_may_be_sent(text: ModelText) -> None:
 
 
 async def test_credit_where_none_is_needed_changes_nothing(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), credit(1, 1))
         key = await call.port.next_key()
         for letter in "abc":
@@ -129,7 +129,7 @@ async def test_credit_where_none_is_needed_changes_nothing(text: ModelText) -> N
 async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
     text: ModelText,
 ) -> None:
-    async with played_call(text, FrontConfig(max_backlog_tokens=4)) as call:
+    async with multiplex_call(text, FrontConfig(max_backlog_tokens=4)) as call:
         call.wire.send(submit(1, credit=0), submit(2))
         one, two = await call.port.next_key(), await call.port.next_key()
         for _ in range(5):
@@ -143,7 +143,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
             None,
         )
         assert set(call.port.cancelled) == {((one,), FinishReason.CANCELLED)}
-        assert call.front.counters.num_cut_readers == 1
+        assert call.front.counters.num_disconnected_readers == 1
         call.port.finish(two)
         await call.settle()
         assert call.wire.text(2) == "aaaaa"
@@ -152,7 +152,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
 
 
 async def test_a_rejected_request_does_not_affect_the_others(text: ModelText) -> None:
-    async with played_call(text, FrontConfig(max_live_requests=1)) as call:
+    async with multiplex_call(text, FrontConfig(max_live_requests=1)) as call:
         call.wire.send(
             submit(1),
             submit(2, edit=lambda m: setattr(m, "request_id", "second")),
@@ -183,7 +183,7 @@ async def test_an_unread_request_is_ended_when_the_front_is_full(
 ) -> None:
     now_s = time.monotonic()
     config = FrontConfig(max_live_requests=2)
-    async with played_call(text, config, clock=lambda: now_s) as call:
+    async with multiplex_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=1), submit(2))
         one, _ = await call.port.next_key(), await call.port.next_key()
         call.port.emit(changes=[admitted(one)])
@@ -208,7 +208,7 @@ async def test_an_unread_request_is_ended_when_the_front_is_full(
 
 
 async def test_the_engines_rejection_is_the_requests(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), submit(2))
         one, _ = await call.port.next_key(), await call.port.next_key()
         call.port.fail(one, FailureReason.QUEUE_FULL, retry_after_s=3.0)
@@ -222,7 +222,7 @@ async def test_the_engines_rejection_is_the_requests(text: ModelText) -> None:
 
 
 async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), cancel(2), credit(3, 1))
         key = await call.port.next_key()
         call.wire.send(cancel(1))
@@ -238,7 +238,7 @@ async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) ->
 
 
 async def test_cancel_sent_together_with_the_submit(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1, edit=lambda m: setattr(m.sampling, "num_outputs", 2)), cancel(1))
         await call.settle()
         await call.settle()
@@ -253,7 +253,7 @@ async def test_cancel_sent_together_with_the_submit(text: ModelText) -> None:
 
 
 async def test_a_key_is_free_again_after_its_end(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         for _ in range(3):
             call.wire.send(submit(2**64 - 1))
             call.port.finish(await call.port.next_key())
@@ -262,7 +262,7 @@ async def test_a_key_is_free_again_after_its_end(text: ModelText) -> None:
 
 
 async def test_an_output_that_ends_is_not_held_for_the_others(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
 
         def two_large(message: pb.GenerateRequest) -> None:
             message.sampling.num_outputs = 2
@@ -283,7 +283,7 @@ async def test_an_output_that_ends_is_not_held_for_the_others(text: ModelText) -
 
 
 async def test_chunk_limits_apply_to_multiplex_calls(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
 
         def large(message: pb.GenerateRequest) -> None:
             message.output.min_chunk_tokens = 3

@@ -17,7 +17,7 @@ from penstock.server.text.errors import TextError
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import admitted, finished, rich_status
-from support.multiplex import cancel, credit, played_call, submit
+from support.multiplex import cancel, credit, multiplex_call, submit
 from support.patience import PATIENCE_S
 
 
@@ -49,7 +49,7 @@ async def test_a_command_that_makes_no_sense_ends_the_call(
     field: str | None,
     is_blocked: bool,
 ) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1))
         key = await call.port.next_key()
         if is_blocked:
@@ -66,7 +66,7 @@ async def test_a_command_that_makes_no_sense_ends_the_call(
 
 
 async def test_half_close_lets_open_requests_finish(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1))
         call.wire.half_close()
         key = await call.port.next_key()
@@ -79,7 +79,7 @@ async def test_half_close_lets_open_requests_finish(text: ModelText) -> None:
 
 
 async def test_a_call_without_requests_ends_well(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         await call.settle()
         assert call.wire.has_metadata
         call.wire.half_close()
@@ -91,7 +91,7 @@ async def test_a_call_without_requests_ends_well(text: ModelText) -> None:
 async def test_a_dropped_call_releases_everything_at_once(
     text: ModelText, is_blocked: bool
 ) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), submit(2))
         keys = (await call.port.next_key(), await call.port.next_key())
         if is_blocked:
@@ -119,7 +119,7 @@ async def test_a_dropped_call_stops_tokenising(
             raise
 
     monkeypatch.setattr(text.tokenizer, "encode_async", encode)
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1, text="one"))
         await call.settle()
         call.task.cancel()
@@ -131,7 +131,7 @@ async def test_a_dropped_call_stops_tokenising(
 
 
 async def test_a_half_closed_call_ends_well_in_a_drain(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1))
         call.wire.half_close()
         key = await call.port.next_key()
@@ -147,29 +147,29 @@ async def test_a_reader_that_stalls_is_cut_with_all_its_requests(
 ) -> None:
     now_s = 1000.0
     config = FrontConfig(max_reader_stall_s=5.0)
-    async with played_call(text, config, clock=lambda: now_s) as call:
+    async with multiplex_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1), submit(2))
         keys = (await call.port.next_key(), await call.port.next_key())
         call.wire.is_open.clear()
         call.port.send(keys[0], [call.token("a")])
         await call.settle()
         now_s += 5.0
-        call.front.cut_stalled()
-        assert call.front.counters.num_cut_readers == 0, "not stalled long enough"
+        call.front.disconnect_stalled()
+        assert call.front.counters.num_disconnected_readers == 0, "not stalled long enough"
         now_s += 0.1
-        call.front.cut_stalled()
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
+        call.front.disconnect_stalled()
         error = await rejection_of(call.task)
         assert error.reason is ErrorReason.READER_STALLED
         assert call.port.cancelled == [(keys, FinishReason.CANCELLED)]
-        assert call.front.counters.num_cut_readers == 1
+        assert call.front.counters.num_disconnected_readers == 1
         assert "blocked for 5.1 s" in caplog.text
 
 
 async def test_a_request_whose_end_gets_no_credit_is_closed(text: ModelText) -> None:
     now_s = 1000.0
     config = FrontConfig(max_reader_stall_s=5.0)
-    async with played_call(text, config, clock=lambda: now_s) as call:
+    async with multiplex_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=0), submit(2, credit=0), submit(3, credit=0))
         one, two, three = [await call.port.next_key() for _ in range(3)]
         call.port.emit(tokens=[(key, call.token("a")) for key in (one, two, three)] * 2)
@@ -180,19 +180,19 @@ async def test_a_request_whose_end_gets_no_credit_is_closed(text: ModelText) -> 
         call.wire.half_close()
         await call.settle()
         now_s += 4.0
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
         await call.settle()
         assert call.wire.kinds(1)[-1] == "READER_STALLED"
         assert call.wire.kinds(2)[-1] == "tokens", "it moved meanwhile"
         now_s += 1.1
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
         await call.settle()
         assert call.wire.kinds(2)[-1] == "READER_STALLED"
         assert call.wire.kinds(3) == ["accepted"], "one that generates is bounded by its backlog"
         call.port.fail(three, FailureReason.DEADLINE_EXCEEDED)
         await call.settle()
         now_s += 5.1
-        call.front.cut_stalled()
+        call.front.disconnect_stalled()
         await call.task
         assert call.wire.kinds(3) == ["accepted", "READER_STALLED"]
 
@@ -200,14 +200,14 @@ async def test_a_request_whose_end_gets_no_credit_is_closed(text: ModelText) -> 
 async def test_credit_in_time_saves_an_end(text: ModelText) -> None:
     now_s = 1000.0
     config = FrontConfig(max_reader_stall_s=5.0)
-    async with played_call(text, config, clock=lambda: now_s) as call:
+    async with multiplex_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=0))
         key = await call.port.next_key()
         call.port.emit(tokens=[(key, call.token("a"))] * 3, ends=[finished(key)])
         await call.settle()
         for _ in range(3):
             now_s += 4.0
-            call.front.cut_stalled()
+            call.front.disconnect_stalled()
             call.wire.send(credit(1, 1))
             await call.settle()
         assert call.wire.text(1) == "aaa"
@@ -224,7 +224,7 @@ async def test_a_prompt_that_fails_after_its_request_was_cancelled(
         raise TextError("no tokens")
 
     monkeypatch.setattr(text.tokenizer, "encode_async", encode)
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), submit(2))
         await call.settle()
         call.wire.send(cancel(1))
@@ -238,7 +238,7 @@ async def test_a_prompt_that_fails_after_its_request_was_cancelled(
 
 
 async def test_a_drain_rejects_and_ends_the_call_with_its_last_request(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1))
         key = await call.port.next_key()
         call.front.begin_drain()
@@ -254,7 +254,7 @@ async def test_a_drain_rejects_and_ends_the_call_with_its_last_request(text: Mod
 
 
 async def test_an_idle_call_does_not_delay_a_drain(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         await call.settle()
         call.front.begin_drain()
         error = await rejection_of(call.task)
@@ -264,7 +264,7 @@ async def test_an_idle_call_does_not_delay_a_drain(text: ModelText) -> None:
 async def test_a_lost_engine_ends_each_request_and_not_the_call(text: ModelText) -> None:
     # On a busy machine the engine is lost later than the usual delay.
     config = FrontConfig(max_replays=0, acceptance_delay_s=PATIENCE_S)
-    async with played_call(text, config) as call:
+    async with multiplex_call(text, config) as call:
         call.wire.send(submit(1), submit(2))
         for _ in range(2):
             await call.port.next_key()
@@ -282,7 +282,7 @@ async def test_a_lost_engine_ends_each_request_and_not_the_call(text: ModelText)
 
 
 async def test_a_client_that_does_not_read_rejections_is_not_read_either(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.is_open.clear()
         bad = submit(0, edit=lambda m: m.ClearField("text_prompt")).submit.generation
         num_commands = 4 * MAX_UNSENT_REJECTIONS
@@ -300,7 +300,7 @@ async def test_a_client_that_does_not_read_rejections_is_not_read_either(text: M
 async def test_an_internal_error_ends_only_one_request(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         call.wire.send(submit(1), submit(2))
         one, two = await call.port.next_key(), await call.port.next_key()
         call.port.emit(changes=[admitted(one), admitted(two)])
@@ -329,7 +329,7 @@ async def test_a_client_that_disconnects_with_its_last_event(
     codes: list[int] = []
     monkeypatch.setattr(CallAccounts, "close", lambda _, __, outcome: codes.append(outcome.code))
     written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with played_call(text) as call:
+    async with multiplex_call(text) as call:
         monkeypatch.setattr(call.wire, "write", lambda _: written)
         call.wire.send(submit(1))
         call.port.finish(await call.port.next_key())

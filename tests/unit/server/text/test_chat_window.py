@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.server.text.chat_template import ChatMessage
-from penstock.server.text.chat_window import TemplateCost, cut, fit_window, measure_template
+from penstock.server.text.chat_window import TemplateCost, first_kept, fit_window, measure_template
 from penstock.server.text.errors import ChatTemplateError, WindowTooSmall
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.tokenizer import Tokenizer
@@ -140,7 +140,9 @@ def test_a_growing_conversation_is_cut_in_strides(
 def test_a_cut_follows_from_the_conversation_so_far(costs: list[int], room: int) -> None:
     sums = [0, *accumulate(costs)]
     may_start = [index % 2 == 0 for index in range(len(costs))]
-    starts = [cut(sums[: end + 1], may_start[:end], room) for end in range(1, len(costs) + 1)]
+    starts = [
+        first_kept(sums[: end + 1], may_start[:end], room) for end in range(1, len(costs) + 1)
+    ]
     for end, start in enumerate(starts, start=1):
         assert may_start[start]
         is_last = start == max(i for i in range(end) if may_start[i])
@@ -149,8 +151,8 @@ def test_a_cut_follows_from_the_conversation_so_far(costs: list[int], room: int)
         assert after == before or sums[end] - sums[before] > room
 
 
-def cut_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> int:
-    """Return what `cut` returns, searched from the beginning at every overflow."""
+def first_kept_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> int:
+    """Return what `first_kept` returns, searched from the beginning at every overflow."""
     start = 0
     for end in range(1, len(sums)):
         if sums[end] - sums[start] <= room:
@@ -168,7 +170,7 @@ def cut_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> in
 def test_a_cut_equals_that_of_a_full_search(turns: list[tuple[int, bool]], room: int) -> None:
     sums = [0, *accumulate(cost for cost, _ in turns)]
     may_start = [may for _, may in turns]
-    assert cut(sums, may_start, room) == cut_naively(sums, may_start, room)
+    assert first_kept(sums, may_start, room) == first_kept_naively(sums, may_start, room)
 
 
 class CountingReads(list[int]):
@@ -185,7 +187,7 @@ class CountingReads(list[int]):
 def test_a_cut_takes_time_in_proportion_to_the_conversation(num_starts: int) -> None:
     num = 3000
     sums = CountingReads(range(0, 10 * num + 1, 10))
-    cut(sums, [index >= num - num_starts for index in range(num)], 100)
+    first_kept(sums, [index >= num - num_starts for index in range(num)], 100)
     assert sums.num_reads <= 4 * num
 
 

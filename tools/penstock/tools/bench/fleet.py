@@ -31,7 +31,7 @@ from penstock.tools.bench.pipe import (
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.sender import SenderConfig
-from penstock.tools.bench.worker import REACH_S, run_worker
+from penstock.tools.bench.worker import CONNECT_TIMEOUT_S, run_worker
 
 _START_S = 60.0
 _LEAD_S = 0.1
@@ -97,7 +97,7 @@ class Fleet:
                 self._pipes.append(MessagePipe(ours))
             for worker in range(self._num_processes):
                 self._send(worker, Connect(config=self._config))
-            await self._all_ready(_START_S + REACH_S)
+            await self._all_ready(_START_S + CONNECT_TIMEOUT_S)
         except BaseException:
             await self._end()
             raise

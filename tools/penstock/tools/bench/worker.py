@@ -28,7 +28,7 @@ from penstock.tools.bench.pipe import (
 from penstock.tools.bench.schedule import planned_requests, share_of
 from penstock.tools.bench.sender import ClientSender
 
-REACH_S = 20.0
+CONNECT_TIMEOUT_S = 20.0
 """Time limit for a process to connect to the service, seconds."""
 _PROGRESS_S = 0.25
 
@@ -58,7 +58,7 @@ async def _work(pipe: MessagePipe) -> None:
     assert isinstance(first, Connect)
     async with ClientSender(first.config) as sender:
         try:
-            await sender.connect(REACH_S)
+            await sender.connect(CONNECT_TIMEOUT_S)
         except PenstockError as error:
             failure = error.failure
             pipe.send(

@@ -95,8 +95,9 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Check a service end to end with the Python client, and print a report. The\n"
         "service is a running one (--address) or a new one:\n\n"
         "  penstock verify --serve -- --executor trtllm --model /models/llama\n\n"
-        "The report contains versions, limits, outcomes and figures; no prompts except built-in\n"
-        "ones, no host names, no environment variables, and no paths without --with-paths.",
+        "The JSON report contains versions, limits, outcomes and figures; no prompts except\n"
+        "built-in ones, no host names, no environment variables, and no paths without\n"
+        "--with-paths.",
         epilog=_EXIT_CODES,
     )
     parser.fill = _add_options

@@ -1,5 +1,5 @@
-"""CUDA graphs of decode steps: for each batch size one for the forward (small batches have another
-for long contexts) and one for sampling with Variant.PLAIN.
+"""CUDA graphs of decode steps: for each batch size one for the forward pass (small batches have
+another for long contexts) and one for sampling with Variant.PLAIN.
 
 Chooses the batch sizes, allocates the memory that the graphs read and write, and captures the
 graphs at start. Forward and sampling are separate graphs, so that other work can run between logits

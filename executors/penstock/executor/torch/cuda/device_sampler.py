@@ -341,7 +341,7 @@ def _words_of(request: Request) -> NDArray[np.int32]:
     numbers[kernels.FREQUENCY.value] = sampling.frequency_penalty
     words[kernels.TOP_K.value] = sampling.top_k
     words[kernels.NUM_TOP.value] = max(sampling.num_logprobs, 0)
-    words[kernels.MIN_TOTAL.value] = spec.num_original_prompt_tokens + spec.num_barred_tokens
+    words[kernels.MIN_TOTAL.value] = spec.num_original_prompt_tokens + spec.num_stop_banned_tokens
     words.view(np.uint64)[kernels.SEED.value // 2] = sampling.seed
     stops = kernels.STOPS.value
     words[stops : stops + kernels.MAX_STOPS.value] = -1

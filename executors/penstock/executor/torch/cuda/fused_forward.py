@@ -1,4 +1,5 @@
-"""The fused step: the forward of a decoder with Penstock's kernels, from input tokens to logits.
+"""The fused step: the forward pass of a decoder with Penstock's kernels, from input tokens to
+logits.
 
 There are two kinds of steps: rows of one token each (`decode`, captured), and any mix of decodes
 and chunks (`packed`). Launches use the current stream.
@@ -15,7 +16,7 @@ from penstock.executor.torch.cuda.kernels.glue import embed_rows, flag_finite
 from penstock.executor.torch.cuda.page_attention import Chunks, PageAttention
 from penstock.executor.torch.cuda.row_math import Product, RowMath
 from penstock.executor.torch.cuda.scratch import Scratch
-from penstock.executor.torch.cuda.small_projection import project_row
+from penstock.executor.torch.cuda.step_projection import project_row
 from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.quantised_weights import FP8
 
@@ -73,7 +74,7 @@ class PackedHidden:
 
 
 class CudaFusedForward:
-    """The forward of one model, over its weights and pages. `table` int32 [slots, blocks]: the
+    """The forward pass of one model, over its weights and pages. `table` int32 [slots, blocks]: the
     device's block table. `last_tokens` int32 [2 * slots]: see `embed_rows`.
 
     The constructor raises ValueError if the layers have different number formats.
@@ -156,8 +157,8 @@ class CudaFusedForward:
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
     ) -> PackedHidden:
-        """Compute `num_decodes` single-token rows, then `chunks`, in one forward; write `tokens`
-        and return the layers' output. `staged`: see `embed_rows`.
+        """Compute `num_decodes` single-token rows, then `chunks`, in one forward pass; write
+        `tokens` and return the layers' output. `staged`: see `embed_rows`.
         """
         num_tokens = num_decodes + chunks.num_tokens
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
@@ -233,9 +234,9 @@ class CudaFusedForward:
         added: Product | None = None
         for index, layer in enumerate(self._layers):
             normed = math.norm(scratch, added, residual, layer.input_norm)
-            attend(index, layer, math.whole(math.project(scratch, normed, layer.qkv, "qkv")))
+            attend(index, layer, math.apply_scales(math.project(scratch, normed, layer.qkv, "qkv")))
             # The residual now includes the previous layer's output.
-            rows = math.rows(scratch, attended)
+            rows = math.projection_input(scratch, attended)
             added = math.project(scratch, rows, layer.out, "added")
             normed = math.norm(scratch, added, residual, layer.output_norm)
             gate_up = math.project(scratch, normed, layer.gate_up, "gate up")

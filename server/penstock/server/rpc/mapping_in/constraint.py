@@ -71,12 +71,12 @@ _GRAMMAR_TOKEN: Final = re.compile(
     r"|(?P<atom>\[(?:\\.|[^\]\\\n])*+\]?|[^\s()\[{*+?|\"#]++|.)",
     re.DOTALL,
 )
-_FAR_CHARACTER: Final = re.compile(
+_CODE_POINT_ESCAPE: Final = re.compile(
     r"\\(?:[uUx]\{(?P<braced>[0-9A-Fa-f]*+)\}|U(?P<long>[0-9A-Fa-f]{8})|.)", re.DOTALL
 )
 _TOO_FAR: Final = "names a character beyond U+10FFFF"
 _REF_LOOP: Final = "has a $ref that leads to itself"
-_MOST_DIGITS: Final = 9
+_MAX_DIGITS: Final = 9
 _SIZES: Final = (
     ("minItems", "maxItems"),
     ("minContains", "maxContains"),
@@ -125,11 +125,11 @@ def _read_schema(
     message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     schema = message.json_schema.schema
-    if not _is_size_right(_SCHEMA, schema, limits, violations):
+    if not _has_valid_size(_SCHEMA, schema, limits, violations):
         return None
-    fault = fault_of_schema(schema)
-    if fault:
-        violations.add(_SCHEMA, fault)
+    reason = schema_error(schema)
+    if reason:
+        violations.add(_SCHEMA, reason)
         return None
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, texts=(schema,))
 
@@ -138,11 +138,11 @@ def _read_regex(
     message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     pattern = message.regex.pattern
-    if not _is_size_right(_PATTERN, pattern, limits, violations):
+    if not _has_valid_size(_PATTERN, pattern, limits, violations):
         return None
-    fault = fault_of_pattern(pattern)
-    if fault:
-        violations.add(_PATTERN, fault)
+    reason = pattern_error(pattern)
+    if reason:
+        violations.add(_PATTERN, reason)
         return None
     return Constraint(kind=ConstraintKind.REGEX, texts=(pattern,))
 
@@ -151,14 +151,14 @@ def _read_grammar(
     message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     grammar = message.grammar.ebnf
-    if not _is_size_right(_GRAMMAR, grammar, limits, violations):
+    if not _has_valid_size(_GRAMMAR, grammar, limits, violations):
         return None
     if not _ROOT_RULE.search(grammar):
         violations.add(_GRAMMAR, "must define the start symbol `root`")
         return None
-    fault = fault_of_grammar(grammar)
-    if fault:
-        violations.add(_GRAMMAR, fault)
+    reason = grammar_error(grammar)
+    if reason:
+        violations.add(_GRAMMAR, reason)
         return None
     return Constraint(kind=ConstraintKind.GRAMMAR, texts=(grammar,))
 
@@ -170,19 +170,19 @@ def _read_choice(
     if not choices:
         violations.add(_CHOICES, "must not be empty")
         return None
-    if not _is_bytes_right(_CHOICES, choices, limits, violations):
+    if not _has_valid_num_bytes(_CHOICES, choices, limits, violations):
         return None
-    is_right = True
+    is_valid = True
     known: set[str] = set()
     for index, choice in enumerate(choices):
         if not choice or choice in known:
-            is_right = False
+            is_valid = False
             violations.add(f"{_CHOICES}[{index}]", "is a duplicate" if choice else "is empty")
         known.add(choice)
-        is_right = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_right
+        is_valid = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_valid
         if violations.is_full:
             break
-    return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
+    return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_valid else None
 
 
 _READERS: Mapping[str, Callable[[pb.OutputConstraint, Limits, Violations], Constraint | None]] = {
@@ -193,11 +193,11 @@ _READERS: Mapping[str, Callable[[pb.OutputConstraint, Limits, Violations], Const
 }
 
 
-def _is_size_right(path: str, text: str, limits: Limits, violations: Violations) -> bool:
+def _has_valid_size(path: str, text: str, limits: Limits, violations: Violations) -> bool:
     if not text:
         violations.add(path, "must not be empty")
         return False
-    return _is_bytes_right(path, (text,), limits, violations) and _is_free_of_nul(
+    return _has_valid_num_bytes(path, (text,), limits, violations) and _is_free_of_nul(
         path, text, violations
     )
 
@@ -212,7 +212,7 @@ def _is_free_of_nul(path: str, text: str, violations: Violations) -> bool:
     return "\0" not in text
 
 
-def _is_bytes_right(
+def _has_valid_num_bytes(
     path: str, texts: Sequence[str], limits: Limits, violations: Violations
 ) -> bool:
     num_bytes = sum(len(text.encode()) for text in texts)
@@ -222,20 +222,20 @@ def _is_bytes_right(
     return num_bytes <= max_bytes
 
 
-def fault_of_pattern(pattern: str) -> str:
+def pattern_error(pattern: str) -> str:
     """Return why a regular expression is rejected before it is compiled; empty if it is
     accepted."""
-    return _fault_of_pattern(pattern, _Counter())
+    return _pattern_error(pattern, _Counter())
 
 
-def fault_of_grammar(grammar: str) -> str:
+def grammar_error(grammar: str) -> str:
     """Return why a grammar in EBNF is rejected before it is compiled; empty if it is accepted."""
     if _is_beyond_unicode(grammar):
         return _TOO_FAR
     counter = _Counter()
     for token in _GRAMMAR_TOKEN.finditer(grammar):
-        if fault := counter.fault_after(token):
-            return fault
+        if reason := counter.error_after(token):
+            return reason
     return ""
 
 
@@ -247,7 +247,7 @@ def _not_json(error: ValueError) -> str:
     return f"must be a JSON document; line {error.lineno}, column {error.colno} is not JSON"
 
 
-def fault_of_schema(schema: str) -> str:
+def schema_error(schema: str) -> str:
     """Return why a JSON schema is rejected before it is compiled; empty if it is accepted."""
     try:
         value: Any = json.loads(schema, parse_constant=_reject_constant)
@@ -264,8 +264,8 @@ def fault_of_schema(schema: str) -> str:
         for container in level:
             if not isinstance(container, dict):
                 continue
-            if fault := counter.count() or _fault_of_keys(container, counter):
-                return fault
+            if reason := counter.count() or _keys_error(container, counter):
+                return reason
             if "$ref" in container:
                 references.append(container)
         level = _containers(
@@ -281,13 +281,13 @@ def fault_of_schema(schema: str) -> str:
 class _Counter:
     """Counts the elements and the repetitions of a constraint, read from left to right."""
 
-    __slots__ = ("_brackets", "_last", "_most", "_num_elements", "_total")
+    __slots__ = ("_brackets", "_last", "_max_copies", "_num_chars", "_num_elements")
 
     def __init__(self) -> None:
         self._brackets: list[tuple[int, int]] = []
-        self._most: int = 1
+        self._max_copies: int = 1
         self._num_elements: int = 0
-        self._total: int = 0
+        self._num_chars: int = 0
         self._last: tuple[int, int] = (1, 1)
 
     def new_text(self) -> None:
@@ -296,16 +296,16 @@ class _Counter:
             self._close()
         self._last = (1, 1)
 
-    def fault_after(self, token: re.Match[str]) -> str:
+    def error_after(self, token: re.Match[str]) -> str:
         """Count a token. Returns the error if a limit is exceeded, otherwise an empty text."""
-        if fault := self.count():
-            return fault
+        if reason := self.count():
+            return reason
         match token.lastgroup:
             case "open":
                 if len(self._brackets) == MAX_DEPTH:
                     return _TOO_DEEP
-                self._brackets.append((self._most, self._total))
-                self._most, self._total = 1, 0
+                self._brackets.append((self._max_copies, self._num_chars))
+                self._max_copies, self._num_chars = 1, 0
             case "close":
                 self._close()
             case "braces":
@@ -319,28 +319,28 @@ class _Counter:
                 self._last = (1, len(token[0]))
             case _:
                 pass
-        return self._fault()
+        return self._error()
 
     def count(self) -> str:
-        """Count one more element, or object of a schema. Returns the same as `fault_after`."""
+        """Count one more element, or object of a schema. Returns the same as `error_after`."""
         self._num_elements += 1
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Count the last element `times` times. Returns the same as `fault_after`."""
+        """Count the last element `times` times. Returns the same as `error_after`."""
         most, total = self._last
         self._last = (most * times, total * times)
-        self._most = max(self._most, most * times)
-        self._total += total * (times - 1)
-        return self._fault()
+        self._max_copies = max(self._max_copies, most * times)
+        self._num_chars += total * (times - 1)
+        return self._error()
 
     def add_repeated(self, times: int) -> str:
-        """Count a new element `times` times. Returns the same as `fault_after`."""
+        """Count a new element `times` times. Returns the same as `error_after`."""
         self._add(1)
         return self.repeat(times)
 
     def _add(self, num_chars: int) -> None:
-        self._total += num_chars
+        self._num_chars += num_chars
         self._last = (1, 1)
 
     def _close(self) -> None:
@@ -352,17 +352,17 @@ class _Counter:
             self._add(1)
             return
         # An empty group is copied too.
-        inner = (self._most, max(1, self._total))
+        inner = (self._max_copies, max(1, self._num_chars))
         most, total = self._brackets.pop()
-        self._most, self._total, self._last = max(most, inner[0]), total + inner[1], inner
+        self._max_copies, self._num_chars, self._last = max(most, inner[0]), total + inner[1], inner
 
-    def _fault(self) -> str:
-        if self._most > MAX_REPETITIONS:
+    def _error(self) -> str:
+        if self._max_copies > MAX_REPETITIONS:
             return _TOO_MANY
-        return _TOO_MUCH if self._total > MAX_TOTAL else ""
+        return _TOO_MUCH if self._num_chars > MAX_TOTAL else ""
 
 
-def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
+def _pattern_error(pattern: str, counter: _Counter) -> str:
     if _is_beyond_unicode(pattern):
         return _TOO_FAR
     counter.new_text()
@@ -370,8 +370,8 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
         kind = token.lastgroup
         if kind in ("back_reference", "look_around"):
             return f"has a {kind.replace('_', '-')} at character {token.start()}"
-        if fault := counter.fault_after(token):
-            return fault
+        if reason := counter.error_after(token):
+            return reason
     return ""
 
 
@@ -382,19 +382,19 @@ def _times(token: re.Match[str]) -> int:
     The unbounded part of a repetition compiles to a loop.
     """
     digits = (token["high"] or token["low"] or "").lstrip("0")
-    times = MAX_TOTAL + 1 if len(digits) > _MOST_DIGITS else int(digits or "0")
+    times = MAX_TOTAL + 1 if len(digits) > _MAX_DIGITS else int(digits or "0")
     return max(1, times)
 
 
-def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
+def _keys_error(schema: dict[str, Any], counter: _Counter) -> str:
     """Return the error in the patterns and sizes of one object of a schema; empty if there is none.
 
     Objects that map property names to schemas are not distinguished from schemas, and are checked
     too.
     """
     for pattern in _patterns(schema):
-        if fault := _fault_of_pattern(pattern, counter):
-            return f"has an expression that {fault}"
+        if reason := _pattern_error(pattern, counter):
+            return f"has an expression that {reason}"
     for pair in _SIZES:
         times = 0.0
         for key in pair:
@@ -403,8 +403,8 @@ def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
                 if size > MAX_REPETITIONS:
                     return f"has a {key} above {MAX_REPETITIONS}"
                 times = max(times, size)
-        if fault := counter.add_repeated(int(times)) if times >= 1 else "":
-            return fault
+        if reason := counter.add_repeated(int(times)) if times >= 1 else "":
+            return reason
     return ""
 
 
@@ -419,9 +419,9 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
 def _is_beyond_unicode(text: str) -> bool:
     """Return True if the text has an escape for a code point above U+10FFFF, which a grammar
     compiler may convert to an empty character class."""
-    for found in _FAR_CHARACTER.finditer(text):
+    for found in _CODE_POINT_ESCAPE.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
-        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > sys.maxunicode:
+        if len(digits) > _MAX_DIGITS or int(digits or "0", 16) > sys.maxunicode:
             return True
     return False
 
@@ -451,7 +451,7 @@ def _target(root: object, reference: object) -> dict[str, Any] | None:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(at, dict):
             at = cast("dict[str, object]", at).get(key)
-        elif isinstance(at, list) and key.isdecimal() and len(key) <= _MOST_DIGITS:
+        elif isinstance(at, list) and key.isdecimal() and len(key) <= _MAX_DIGITS:
             items = cast("list[object]", at)
             at = items[int(key)] if int(key) < len(items) else None
         else:

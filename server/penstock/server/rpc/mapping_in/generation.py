@@ -14,7 +14,7 @@ from penstock.server.front.generation import GenerationSpec, PromptInput, TokenI
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.constraint import read_constraint
 from penstock.server.rpc.mapping_in.options import (
-    check_leaves_blocks,
+    check_cache_conflicts,
     read_adapter,
     read_output,
     read_resumption,
@@ -118,7 +118,7 @@ def read_generation(
     prompt, prompt_path = _read_prompt(request, limits, violations)
     sampling = read_sampling(request.sampling, request.output, limits, violations)
     cache = request.cache
-    check_leaves_blocks(cache, sampling.params.num_prompt_logprobs, violations)
+    check_cache_conflicts(cache, sampling.params.num_prompt_logprobs, violations)
     generation = GenerationSpec(
         prompt=prompt,
         prompt_path=prompt_path,

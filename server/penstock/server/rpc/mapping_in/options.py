@@ -11,7 +11,7 @@ from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import CacheRetention, SamplingParams
 from penstock.server.front.errors import ErrorReason, invalid_field, request_error
 from penstock.server.front.generation import (
-    WHOLE_BACKLOG,
+    NO_CHUNK_LIMITS,
     ChunkLimits,
     Output,
     Resumption,
@@ -258,7 +258,7 @@ def check_no_chunks(request: GenerateRequest) -> None:
 
 
 def _read_chunks(options: OutputOptions, limits: Limits, violations: Violations) -> ChunkLimits:
-    min_tokens, max_delay_s = WHOLE_BACKLOG.min_tokens, WHOLE_BACKLOG.max_delay_s
+    min_tokens, max_delay_s = NO_CHUNK_LIMITS.min_tokens, NO_CHUNK_LIMITS.max_delay_s
     if options.HasField("min_chunk_tokens"):
         min_tokens = violations.integer(
             _TOKENS_PATH, options.min_chunk_tokens, 1, limits.max_chunk_tokens
@@ -287,7 +287,7 @@ def read_session(options: CacheOptions, limits: Limits, violations: Violations) 
     return options.session_id
 
 
-def check_leaves_blocks(
+def check_cache_conflicts(
     options: CacheOptions, num_prompt_logprobs: int, violations: Violations
 ) -> None:
     """Record `session_id` and `retention` as invalid in a request for prompt logprobs.

@@ -23,7 +23,7 @@ from penstock.server.observe.flight.timeline import (
 from penstock.tools.timeline.summary import step_seconds, summary_lines
 from support.flights import RecordedEngine, parsed, play
 from support.reports import make_facts
-from support.trace_laws import check_trace
+from support.trace_invariants import check_trace
 
 STEPS = 1_000_001
 """The number of the steps' track in a trace file."""

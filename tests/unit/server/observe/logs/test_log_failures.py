@@ -23,7 +23,7 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch"
 
 
-class _Shy(Exception):
+class _UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError(CANARY)
 
@@ -68,7 +68,7 @@ def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple
         (OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
         (ExecutorDied("the engine: said nothing"), "the engine: said nothing"),
         (FrameError("no hello"), "no hello"),
-        (_Shy(), ""),
+        (_UnprintableError(), ""),
     ],
 )
 def test_messages_are_logged_where_their_author_is_known(

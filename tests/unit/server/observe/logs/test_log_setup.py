@@ -20,7 +20,7 @@ from penstock.server.observe.logs import configure_logging
 configure_logging("front", "info", form=sys.argv[1])
 CANARY = "-".join(("canary", "of", "a", "prompt"))
 logger = logging.getLogger("here")
-class Shy:
+class UnprintableError:
     def __str__(self):
         raise ValueError(CANARY)
     def __del__(self):
@@ -35,7 +35,7 @@ ENDS = {
         0,
         "uncaught exception: the thread worker ends",
     ),
-    "finaliser": ("Shy()", 0, "a finaliser failed"),
+    "finaliser": ("UnprintableError()", 0, "a finaliser failed"),
     "handled": ("""
 try:
     fail()

@@ -141,7 +141,7 @@ def test_queue_slots_admit_no_more_than_their_number() -> None:
     assert not slots.end_export(1)
 
 
-class Fickle(SpanExporter):
+class IntermittentExporter(SpanExporter):
     """An exporter whose first call succeeds, second fails and third raises."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Fickle(SpanExporter):
 
 
 def test_exports_are_counted_by_how_they_went() -> None:
-    fickle, tally = Fickle(), SpanCounts()
+    fickle, tally = IntermittentExporter(), SpanCounts()
     exporter = CountingExporter(fickle, QueueSlots(100), tally)
     spans = [ReadableSpan("span")] * 5
     assert exporter.export(spans) is SpanExportResult.SUCCESS

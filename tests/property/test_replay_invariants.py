@@ -23,7 +23,7 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.text.model_text import ModelText
-from property.mortal_engines import Death, Delivered, MortalService, play
+from property.restarting_engines import Death, Delivered, RestartingService, play
 
 MAX_SEQ_LEN = 64
 
@@ -143,7 +143,7 @@ def run(
         acceptance_delay_s=60.0,
         is_prefix_caching=harness.is_prefix_caching,
     )
-    service = MortalService(text, make_executor, scheduler, config)
+    service = RestartingService(text, make_executor, scheduler, config)
     return asyncio.run(play(service, asked, dying, turns_between=turns_between))
 
 

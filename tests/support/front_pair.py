@@ -35,7 +35,7 @@ class Attempt:
     num_messages: int
 
 
-class MortalFronts:
+class FrontPair:
     """Two fronts, and the engine to which both are connected."""
 
     def __init__(self, text: ModelText, fronts: list[SteppedService]) -> None:
@@ -105,14 +105,14 @@ async def _read(call: Any, got: list[pb.GenerateResponse], num_messages: int) ->
 
 
 @contextlib.asynccontextmanager
-async def mortal_fronts(text: ModelText) -> AsyncGenerator[MortalFronts]:
+async def front_pair(text: ModelText) -> AsyncGenerator[FrontPair]:
     """Start two fronts over a first engine; check at the end that no request is left."""
     config = FrontConfig(max_replays=1000)
     async with (
         stepped(text, front=config) as first,
         another_front(first, max_replays=1000) as second,
     ):
-        site = MortalFronts(text, [first, second])
+        site = FrontPair(text, [first, second])
         yield site
         for service in site.fronts:
             assert not service.server.num_live_requests

@@ -25,12 +25,12 @@ CALL_S = 50.0
 LONG_TOKENS = 10_000
 
 
-class NotHeld(Exception):
+class ExpectationFailed(Exception):
     """An expectation of a scenario failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class ScenarioInput:
     """The input of a scenario. `ready` notifies the driver; `until_go` does so and waits for the
     answer "go".
     """
@@ -44,13 +44,13 @@ class Talk:
         return Client(self.address, retry=NO_RETRY)
 
 
-Check: TypeAlias = Callable[[Talk], Awaitable[None]]
+Check: TypeAlias = Callable[[ScenarioInput], Awaitable[None]]
 
 
 def require(holds: bool, why: str) -> None:
-    """Raise NotHeld with `why` unless the condition holds."""
+    """Raise ExpectationFailed with `why` unless the condition holds."""
     if not holds:
-        raise NotHeld(why)
+        raise ExpectationFailed(why)
 
 
 def new_id() -> str:
@@ -119,7 +119,7 @@ class CheckedStream:
     async def _read(self) -> None:
         event = await anext(self._events, None)
         if event is None:
-            raise NotHeld("the stream ended without finished")
+            raise ExpectationFailed("the stream ended without finished")
         sequence = event.sequence
         require(sequence == self._next_sequence, f"sequence {sequence}, not {self._next_sequence}")
         self._next_sequence += 1

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
-from penstock.server.text import text_cuts
-from penstock.server.text.text_cuts import TextCuts
+from penstock.server.text import text_splitter
+from penstock.server.text.text_splitter import TextSplitter
 from support.tiny_tokenizers import byte_fallback, byte_level, metaspace, whole_words, word_piece
 
 LLAMA_3 = (
@@ -59,8 +59,8 @@ CUTTABLE: dict[str, Callable[[], Tokenizer]] = {
 def test_the_slices_have_the_tokens_of_the_whole_text(name: str, text: str) -> None:
     tokenizer = CUTTABLE[name]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_cuts, "SLICE_CHARS", 1)
-        slices = list(TextCuts(tokenizer).slices(text))
+        patch.setattr(text_splitter, "SLICE_CHARS", 1)
+        slices = list(TextSplitter(tokenizer).slices(text))
     assert "".join(slices) == text
     assert [i for part in slices for i in ids_of(tokenizer, part)] == ids_of(tokenizer, text)
 
@@ -68,14 +68,14 @@ def test_the_slices_have_the_tokens_of_the_whole_text(name: str, text: str) -> N
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_a_long_text_is_cut_into_slices_of_a_size(name: str) -> None:
     text = "the gentle rain. " * 20_000
-    slices = list(TextCuts(CUTTABLE[name]()).slices(text))
-    assert max(map(len, slices)) < text_cuts.SLICE_CHARS + 20
+    slices = list(TextSplitter(CUTTABLE[name]()).slices(text))
+    assert max(map(len, slices)) < text_splitter.SLICE_CHARS + 20
     assert "".join(slices) == text
 
 
 def test_a_text_without_a_safe_split_point_is_not_split() -> None:
     text = "x1" * 100_000
-    assert list(TextCuts(without_odd_tokens()).slices(text)) == [text]
+    assert list(TextSplitter(without_odd_tokens()).slices(text)) == [text]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_text_without_a_safe_split_point_is_not_split() -> None:
 )
 def test_text_of_an_unsupported_tokenizer_is_not_split(make: Callable[[], Tokenizer]) -> None:
     text = "the gentle rain " * 20_000
-    assert list(TextCuts(make()).slices(text)) == [text]
+    assert list(TextSplitter(make()).slices(text)) == [text]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def test_text_of_an_unsupported_tokenizer_is_not_split(make: Callable[[], Tokeni
 def test_added_tokens_that_may_span_a_cut_disable_splitting(token: AddedToken) -> None:
     tokenizer = split_by(LLAMA_3)
     text = "the gentle rain " * 20_000
-    assert len(list(TextCuts(tokenizer).slices(text))) > 1
+    assert len(list(TextSplitter(tokenizer).slices(text))) > 1
     tokenizer.add_tokens([token])
-    assert list(TextCuts(tokenizer).slices(text)) == [text]
+    assert list(TextSplitter(tokenizer).slices(text)) == [text]

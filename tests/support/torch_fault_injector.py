@@ -13,7 +13,7 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import Executor
 
 
-class TorchSaboteur:
+class TorchFaultInjector:
     """Makes steps of `executor` raise before the last layer, when the earlier layers have written
     their keys and values. `raises`: returns the exception for a batch, or None.
 
@@ -70,12 +70,12 @@ def _hook_last_layer(forward: CpuFusedForward, hook: Callable[[], None]) -> None
     forward._layers[-1] = replace(last, weights=replace(last.weights, qkv=hooked))
 
 
-def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
+def inject_fault(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
     """Make a step raise the exception that `raises` returns for its batch: a TorchExecutor's
     before its last layer, the fused CUDA executor's after the whole step is queued.
     """
     if isinstance(executor, TorchExecutor):
-        TorchSaboteur(executor, raises)
+        TorchFaultInjector(executor, raises)
         return
     fused: Any = executor
     inner = fused._enqueue
@@ -91,7 +91,7 @@ def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) ->
 
 
 def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
-    """Return a function for `sabotage` that returns an IndexError for batches with one of these
+    """Return a function for `inject_fault` that returns an IndexError for batches with one of these
     keys.
     """
 
@@ -103,9 +103,8 @@ def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
 
 
 def for_prompt_token(token: int) -> Callable[[Batch], Exception | None]:
-    """Return a function for `sabotage` that returns a RuntimeError for batches in which a request's
-    computed part of the prompt contains `token`.
-    """
+    """Return a function for `inject_fault` that returns a RuntimeError for batches in which a
+    request's computed part of the prompt contains `token`."""
 
     def raises(batch: Batch) -> Exception | None:
         arrays = batch.arrays

@@ -24,7 +24,7 @@ NUM_SETTLING = 40
 MAX_STEPS = 3000
 
 
-class FixedCostSite:
+class FixedCostEngine:
     """An engine and the records of its requests.
 
     Deadlines and time limits of requests are given relative to the current time. All prompts are

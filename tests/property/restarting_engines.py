@@ -84,7 +84,7 @@ class Delivered:
                 yield message.tokens.output_index, message.tokens
 
 
-class MortalService:
+class RestartingService:
     """A front and its current engine; each engine has a new executor from `make_executor`."""
 
     def __init__(
@@ -174,7 +174,7 @@ class MortalService:
 
 
 async def play(
-    service: MortalService,
+    service: RestartingService,
     generations: Sequence[GenerationSpec],
     deaths: Sequence[Death],
     *,

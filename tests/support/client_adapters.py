@@ -35,7 +35,7 @@ class FakeTime:
         return CallSettings(retry=POLICY, clock=self, random=lambda: 0.0)
 
 
-class Face:
+class ClientAdapter:
     """Interface of both adapters: methods of `client` are called by name and awaited."""
 
     client: Any
@@ -80,13 +80,13 @@ class Face:
     async def text(self, prompt: Any, **options: Any) -> Any:
         return await self.items("generate_text", prompt, **options)
 
-    async def leave_after_output(self, prompt: Any) -> None:
+    async def stop_after_output(self, prompt: Any) -> None:
         await self.items("generate", prompt, until=lambda items: isinstance(items[-1], Tokens))
 
     async def all_of(self, requests: Any, **options: Any) -> Any:
         return await self.call("generate_all", requests, **options)
 
-    async def leave_batch_after(self, requests: Any, num_items: int, **options: Any) -> Any:
+    async def stop_batch_after(self, requests: Any, num_items: int, **options: Any) -> Any:
         def is_enough(items: list[Any]) -> bool:
             return len(items) == num_items
 
@@ -96,7 +96,7 @@ class Face:
         await self.call("close", **options)
 
 
-class AsyncCalls(Face):
+class AsyncCalls(ClientAdapter):
     """Adapter of an async client."""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -111,7 +111,7 @@ class AsyncCalls(Face):
                     break
 
 
-class SyncCalls(Face):
+class SyncCalls(ClientAdapter):
     """Adapter of a blocking client; each call runs in a thread."""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -129,13 +129,13 @@ class SyncCalls(Face):
         await asyncio.to_thread(read)
 
 
-class AsyncFace(AsyncCalls):
+class AsyncAdapter(AsyncCalls):
     def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
         given = {"settings": time.settings(), **options}
         self.client = Client(address, sleep=time.sleep_async, **given)
 
 
-class SyncFace(SyncCalls):
+class SyncAdapter(SyncCalls):
     def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
         given = {"settings": time.settings(), **options}
         self.client = SyncClient(address, sleep=time.sleep, **given)

@@ -8,7 +8,7 @@ from penstock.server.observe.frames import ObserverFrame, decode, encode
 from support.patience import PATIENCE_S
 
 
-class ObserverLine:
+class ObserverConnection:
     """Sends frames, and returns those of the other side one by one."""
 
     def __init__(self, connected: socket.socket) -> None:

@@ -46,7 +46,7 @@ def generation(num_outputs: int = 1, **options: object) -> GenerationSpec:
     return structs.replace(made, **options)
 
 
-class Site:
+class ReplayHarness:
     """A front, its successive engines, and a clock that the test advances."""
 
     def __init__(self, text: ModelText, **settings: object) -> None:
@@ -104,7 +104,7 @@ def text_in(events: list[StreamEvent]) -> str:
 CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("ab", "cd"))
 
 
-async def constrained(site: Site) -> tuple[LiveRequest, RequestSpec]:
+async def constrained(site: ReplayHarness) -> tuple[LiveRequest, RequestSpec]:
     """Generate two tokens of a constrained request and replace the engine; return the request and
     the spec that the next engine receives.
     """

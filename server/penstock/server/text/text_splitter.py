@@ -44,15 +44,15 @@ _KNOWN_ALTERNATIVES = frozenset(
 """Alternatives in the patterns of GPT-2, Llama 3, Qwen and others, in Oniguruma notation."""
 # Characters that are letters in every release of Unicode.
 _LETTER = "[A-Za-z\u4e00-\u9fa5]"
-_CUT = re.compile(rf"(?<={_LETTER})[ \n.,\u3002\uff0c]")
-_CUT_AT_SPACE = re.compile(rf"(?<={_LETTER}) ")
+_SAFE_SPLIT = re.compile(rf"(?<={_LETTER})[ \n.,\u3002\uff0c]")
+_SAFE_SPLIT_AT_SPACE = re.compile(rf"(?<={_LETTER}) ")
 
 
-class TextCuts:
+class TextSplitter:
     """Splits long texts for one tokenizer. If no split is known to be safe, a text is one slice."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._find = _cut_pattern(tokenizer)
+        self._find = _split_pattern(tokenizer)
 
     def slice_chars(self, num_chars: int) -> int:
         """Return the approximate number of characters of each slice of a text of `num_chars`
@@ -64,11 +64,11 @@ class TextCuts:
         is no safe split."""
         start, length = 0, len(text)
         while start < length:
-            stop = self._next_cut(text, start + SLICE_CHARS)
+            stop = self._next_split(text, start + SLICE_CHARS)
             yield text[start:stop]
             start = stop
 
-    def _next_cut(self, text: str, position: int) -> int:
+    def _next_split(self, text: str, position: int) -> int:
         """Return the first safe split from `position` on, or the end of the text."""
         if self._find is None:
             return len(text)
@@ -81,7 +81,7 @@ class TextCuts:
         return len(text)
 
 
-def _cut_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
+def _split_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     settings = TokenizerSettings(tokenizer)
     if any(step.get("type") != "NFC" for step in settings.normalizer):
         return None
@@ -103,12 +103,12 @@ def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
         return None
     first, kind = steps[0], steps[0].get("type")
     if kind == "ByteLevel" and first.get("use_regex") is True:
-        return _CUT
+        return _SAFE_SPLIT
     if kind == "Split" and first.get("behavior") == "Isolated" and first.get("invert") is False:
         pattern = cast("dict[str, str]", first.get("pattern") or {}).get("Regex", "")
-        return _CUT if _is_known(pattern) else None
+        return _SAFE_SPLIT if _is_known(pattern) else None
     if kind == "Metaspace" and first.get("split") is True:
-        return _CUT_AT_SPACE
+        return _SAFE_SPLIT_AT_SPACE
     return None
 
 

@@ -1,10 +1,10 @@
 """Each invariant of the engine is violated on purpose, and the engine machine must detect it.
 
-`SABOTAGES` lists the invariants, each with a change of the engine that violates it. An invariant
+`MUTATIONS` lists the invariants, each with a change of the engine that violates it. An invariant
 that no such change violates would test nothing.
 
 Not here: the bounds of fair shares, ageing and step sizing, which test_fairness.py and
-test_pacing_laws.py check directly.
+test_latency_target_invariants.py check directly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from property.engine_machine import EngineMachine
 
 
 @dataclass(frozen=True, slots=True)
-class Sabotage:
+class Mutation:
     """A change that violates `law`: `broken` replaces the attribute `name` of `place`, and is
     called with the original and the arguments of the call.
     """
@@ -150,57 +150,59 @@ def too_early(join: Any, clock: WaitClock, request: Request, now: float) -> None
     join(clock, request, now - 1.0)
 
 
-SABOTAGES = [
+MUTATIONS = [
     # Blocks.
-    Sabotage("free + cached + used = all", BlockPool, "release", releasing_too_little),
-    Sabotage("reference counts add up", BlockPool, "share", without),
-    Sabotage("no block is writable by two", KVCache, "match", matching_all),
-    Sabotage("who ended holds no blocks", KVCache, "free", without),
-    Sabotage("what is read is what belongs there", KVCache, "register", misnaming),
+    Mutation("free + cached + used = all", BlockPool, "release", releasing_too_little),
+    Mutation("reference counts add up", BlockPool, "share", without),
+    Mutation("no block is writable by two", KVCache, "match", matching_all),
+    Mutation("who ended holds no blocks", KVCache, "free", without),
+    Mutation("what is read is what belongs there", KVCache, "register", misnaming),
     # Places.
-    Sabotage("who runs is in the arrays", Transitions, "_remove", without),
-    Sabotage("the queue counts tokens", WaitingQueue, "_remove", with_a_token_more),
-    Sabotage("prefixes are counted", LivePrefixes, "remove", without),
-    Sabotage("tenants are counted", TenantCounters, "stop", always(False)),
-    Sabotage("tenants run no more than they may", TenantCounters, "is_at_limit", always(False)),
-    Sabotage("the queue is bounded", AdmissionControl, "_displaced", always(())),
+    Mutation("who runs is in the arrays", Transitions, "_remove", without),
+    Mutation("the queue counts tokens", WaitingQueue, "_remove", with_a_token_more),
+    Mutation("prefixes are counted", LivePrefixes, "remove", without),
+    Mutation("tenants are counted", TenantCounters, "stop", always(False)),
+    Mutation("tenants run no more than they may", TenantCounters, "is_at_limit", always(False)),
+    Mutation("the queue is bounded", AdmissionControl, "_displaced", always(())),
     # What clients are reported.
-    Sabotage("one end each", Transitions, "fail", twice_ended),
-    Sabotage("no token after the end", LaunchedSteps, "drop", forgetting_flights),
-    Sabotage("output is the reference", Transitions, "preempt", losing_a_token),
-    Sabotage("queued once", Engine, "submit_at", queued_twice),
-    Sabotage("queued at all", Engine, "submit_at", never_queued),
-    Sabotage("a rejection reports what is likely", DeadlinePredictor, "_late", without_estimate),
+    Mutation("one end each", Transitions, "fail", twice_ended),
+    Mutation("no token after the end", LaunchedSteps, "drop", forgetting_flights),
+    Mutation("output is the reference", Transitions, "preempt", losing_a_token),
+    Mutation("queued once", Engine, "submit_at", queued_twice),
+    Mutation("queued at all", Engine, "submit_at", never_queued),
+    Mutation(
+        "a rejection reports what is likely", DeadlinePredictor, "_late_rejection", without_estimate
+    ),
     # Time.
-    Sabotage("who is late ends", WaitingQueue, "due", always([])),
-    Sabotage("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),
-    Sabotage("in time alone, not rejected", DeadlinePredictor, "_machine", pessimistic),
-    Sabotage("never is never", deadline_predictor, "retry_after_s", always(NO_TIME)),
+    Mutation("who is late ends", WaitingQueue, "due", always([])),
+    Mutation("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),
+    Mutation("in time alone, not rejected", DeadlinePredictor, "_machine", pessimistic),
+    Mutation("never is never", deadline_predictor, "retry_after_s", always(NO_TIME)),
     # Explanations.
-    Sabotage("who passed is counted", WaitClock, "_note_passed", without),
-    Sabotage("the reasons add up to the wait", WaitClock, "join", too_early),
-    Sabotage("steps are counted", Residencies, "start_decoding", without),
+    Mutation("who passed is counted", WaitClock, "_note_passed", without),
+    Mutation("the reasons add up to the wait", WaitClock, "join", too_early),
+    Mutation("steps are counted", Residencies, "start_decoding", without),
     # Order.
-    Sabotage("the budget holds", StepSizing, "budget", three_more),
-    Sabotage("lowest class is thrown out", VictimSelection, "choose_victim", highest),
-    Sabotage("nobody new after a preemption", Planner, "_preempt", unowned),
-    Sabotage("who is in stays in", AdmissionBlocks, "num_tokens", stingy),
-    Sabotage("passing is bounded", BatchAdmission, "_may_be_passed", always(True)),
-    Sabotage("the thrown out come first", FairOrder, "push", as_fresh),
+    Mutation("the budget holds", StepSizing, "budget", three_more),
+    Mutation("lowest class is thrown out", VictimSelection, "choose_victim", highest),
+    Mutation("nobody new after a preemption", Planner, "_preempt", unowned),
+    Mutation("who is in stays in", AdmissionBlocks, "num_tokens", stingy),
+    Mutation("passing is bounded", BatchAdmission, "_may_be_overtaken", always(True)),
+    Mutation("the thrown out come first", FairOrder, "push", as_fresh),
 ]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.law)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.law)
 def test_a_violated_invariant_is_detected(
-    sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(sabotage.place, sabotage.name)
+    original = getattr(mutation.place, mutation.name)
     monkeypatch.setattr(
-        sabotage.place,
-        sabotage.name,
-        lambda *all_, **more: sabotage.broken(original, *all_, **more),
+        mutation.place,
+        mutation.name,
+        lambda *all_, **more: mutation.broken(original, *all_, **more),
     )
     how = settings(
         max_examples=2000,

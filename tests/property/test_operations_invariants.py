@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.observe.operations.engine_steps import DurationWindow
-from penstock.server.rpc.operations_methods import BadPageToken, Place, page_of
+from penstock.server.rpc.operations_methods import BadPageToken, SortKey, page_of
 
 DURATIONS = st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60)
 PLACES = st.lists(
@@ -44,21 +44,21 @@ def test_percentiles_are_those_of_the_sorted_values(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    place: Place
+    key: SortKey
 
 
-def place_of(entry: Entry) -> Place:
-    return entry.place
+def key_of(entry: Entry) -> SortKey:
+    return entry.key
 
 
 @given(PLACES, st.integers(1, 7))
-def test_pages_together_are_the_list(places: list[Place], size: int) -> None:
-    names = {place[1:]: place for place in places}
-    entries = [Entry(place) for place in sorted(names.values())]
+def test_pages_together_are_the_list(keys: list[SortKey], size: int) -> None:
+    names = {key[1:]: key for key in keys}
+    entries = [Entry(key) for key in sorted(names.values())]
     found: list[Entry] = []
     token = ""
     for _ in range(len(entries) + 1):
-        page = page_of(entries, place_of, size=size, token=token, filters=b"f")
+        page = page_of(entries, key_of, size=size, token=token, filters=b"f")
         assert len(page.entries) <= size
         found += page.entries
         token = page.next_token
@@ -70,15 +70,15 @@ def test_pages_together_are_the_list(places: list[Place], size: int) -> None:
 
 @given(PLACES.filter(bool), st.data())
 def test_a_page_continues_although_its_last_entry_has_gone(
-    places: list[Place], data: st.DataObject
+    keys: list[SortKey], data: st.DataObject
 ) -> None:
-    names = {place[1:]: place for place in places}
-    entries = [Entry(place) for place in sorted(names.values())]
+    names = {key[1:]: key for key in keys}
+    entries = [Entry(key) for key in sorted(names.values())]
     size = data.draw(st.integers(1, len(entries)))
-    first = page_of(entries, place_of, size=size, token="", filters=b"")
+    first = page_of(entries, key_of, size=size, token="", filters=b"")
     if first.next_token:
         rest = [entry for entry in entries if entry != first.entries[-1]]
-        page = page_of(rest, place_of, size=100, token=first.next_token, filters=b"")
+        page = page_of(rest, key_of, size=100, token=first.next_token, filters=b"")
         assert list(page.entries) == entries[size:]
 
 
@@ -86,7 +86,7 @@ def test_a_page_continues_although_its_last_entry_has_gone(
 def test_no_text_is_taken_for_a_token(token: str) -> None:
     if token:
         with pytest.raises(BadPageToken):
-            page_of([], place_of, size=1, token=token, filters=b"")
+            page_of([], key_of, size=1, token=token, filters=b"")
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_a_forged_token_with_a_valid_checksum_is_rejected(body: str) -> None:
     packed = body.replace("{names}", '"a","b"').encode()
     token = base64.urlsafe_b64encode(zlib.crc32(packed).to_bytes(4) + packed).decode()
     with pytest.raises(BadPageToken):
-        page_of([], place_of, size=1, token=token, filters=b"")
+        page_of([], key_of, size=1, token=token, filters=b"")

@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 
 from conformance.python_multiplex import multiplex
-from conformance.python_talk import (
+from conformance.python_scenario import (
     CALL_S,
     LONG_TOKENS,
     PROMPT,
     Check,
     CheckedStream,
-    NotHeld,
-    Talk,
+    ExpectationFailed,
+    ScenarioInput,
     greedy,
     new_id,
     require,
@@ -32,7 +32,7 @@ from penstock.client import (
 ENDED_WITHIN_S = 20.0
 
 
-async def cancel_after_first_token(talk: Talk) -> None:
+async def cancel_after_first_token(talk: ScenarioInput) -> None:
     """Check that closing the iterator ends the request: its id becomes free again."""
     request_id = new_id()
     async with talk.client() as client:
@@ -53,10 +53,12 @@ async def _until_id_is_free(client: Client, request_id: str) -> None:
                     continue
                 return
     except TimeoutError:
-        raise NotHeld(f"it still lives {ENDED_WITHIN_S:.0f} s after its call ended") from None
+        raise ExpectationFailed(
+            f"it still lives {ENDED_WITHIN_S:.0f} s after its call ended"
+        ) from None
 
 
-async def cancel_by_id(talk: Talk) -> None:
+async def cancel_by_id(talk: ScenarioInput) -> None:
     """Check that Cancel from another client ends the stream without an error."""
     request_id = new_id()
     async with talk.client() as client, talk.client() as other:
@@ -70,7 +72,7 @@ async def cancel_by_id(talk: Talk) -> None:
     require(reason is FinishReason.CANCELLED, f"the reason is {reason}, not CANCELLED")
 
 
-async def deadline(talk: Talk) -> None:
+async def deadline(talk: ScenarioInput) -> None:
     """Check that the deadline of the call ends the request."""
     async with talk.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=1.0, **greedy(LONG_TOKENS)))
@@ -80,11 +82,11 @@ async def deadline(talk: Talk) -> None:
         except DeadlineExceeded:
             return
         except TimeoutError:
-            raise NotHeld(f"no end within {ENDED_WITHIN_S:.0f} s") from None
-    raise NotHeld("it ended well")
+            raise ExpectationFailed(f"no end within {ENDED_WITHIN_S:.0f} s") from None
+    raise ExpectationFailed("it ended well")
 
 
-async def resume(talk: Talk) -> None:
+async def resume(talk: ScenarioInput) -> None:
     """Check that a request survives the loss of its connection, and that its stream is resumed."""
     num_tokens, num_before = 200, 20
     async with talk.client() as client:
@@ -107,7 +109,7 @@ async def resume(talk: Talk) -> None:
     require(total == num_tokens, f"{total} tokens, not {num_tokens}")
 
 
-async def engine_killed(talk: Talk) -> None:
+async def engine_killed(talk: ScenarioInput) -> None:
     """Check that a stream continues with the same tokens after its engine was killed."""
     async with Client(talk.address, retry=RetryPolicy(max_attempts=8)) as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
@@ -119,7 +121,7 @@ async def engine_killed(talk: Talk) -> None:
     require(checked.text == once.text, f"{checked.text!r} is not {once.text!r}")
 
 
-async def drain(talk: Talk) -> None:
+async def drain(talk: ScenarioInput) -> None:
     """Check that running requests finish and new ones are rejected."""
     async with talk.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
@@ -131,7 +133,7 @@ async def drain(talk: Talk) -> None:
             if error.reason:
                 require(error.reason == "DRAINING", f"the reason is {error.reason}")
         else:
-            raise NotHeld("a new request was served")
+            raise ExpectationFailed("a new request was served")
         await checked.until_end()
     require(checked.num_tokens == 300, f"{checked.num_tokens} tokens, not 300")
 
