@@ -13,7 +13,7 @@ from penstock.server.observe.listeners import ServiceListener
 from penstock.server.processes.front_process import FrontReporter
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 class HeartbeatRecorder(ServiceListener):
@@ -27,7 +27,7 @@ class HeartbeatRecorder(ServiceListener):
 
     async def next(self) -> tuple[bool, int]:
         """Return whether the engine is up and its epoch, from the next heartbeat."""
-        heartbeat = await asyncio.wait_for(self._heartbeats.get(), PATIENCE_S)
+        heartbeat = await asyncio.wait_for(self._heartbeats.get(), TEST_TIMEOUT_S)
         return heartbeat.is_engine_up, heartbeat.epoch
 
 
@@ -53,4 +53,4 @@ async def test_an_engine_that_connects_or_disconnects_is_reported_at_once(
             assert (await heartbeats.next())[0] is False
     finally:
         await reporter.close()
-        await receiver.close(PATIENCE_S)
+        await receiver.close(TEST_TIMEOUT_S)

@@ -19,7 +19,7 @@ from penstock.server.observe.metrics.http import (
 )
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_samples import Harness
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ class SlowScrapes:
         def render(exposition: Exposition, accept: str, compat: str) -> tuple[bytes, str]:
             del exposition, accept, compat
             self._begun.release()
-            assert self.proceed.wait(PATIENCE_S)
+            assert self.proceed.wait(TEST_TIMEOUT_S)
             return b"", "text/plain"
 
         patch.setattr(Exposition, "render", render)
@@ -77,7 +77,7 @@ class SlowScrapes:
             caller = self._harness.connect()
             self.callers.append(caller)
             caller.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            assert self._begun.acquire(timeout=PATIENCE_S)
+            assert self._begun.acquire(timeout=TEST_TIMEOUT_S)
 
 
 @pytest.fixture

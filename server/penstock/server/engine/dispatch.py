@@ -61,7 +61,7 @@ class Dispatcher:
 
     Each output of a request has a key, whose upper bits are the id of the front that submitted it.
     `hello` is the first frame that each connecting process receives. `kept_limits` limits the
-    number and size of the streams kept for Resume. `carry_out` executes an observer's command;
+    number and size of the streams kept for Resume. `execute` executes an observer's command;
     without it commands are rejected. `quarantine` holds or rejects requests that may have crashed
     an earlier engine. `mark_submitting` is called with the key of the first output of a request
     before the request is submitted, and with 0 afterwards. `clock` is the engine's clock.
@@ -75,7 +75,7 @@ class Dispatcher:
         hello: EngineHello,
         *,
         kept_limits: KeptLimits,
-        carry_out: CarryOut | None = None,
+        execute: CarryOut | None = None,
         quarantine: Quarantine | None = None,
         mark_submitting: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,7 +94,7 @@ class Dispatcher:
         self._quarantine = quarantine or Quarantine((), lambda _: None)
         self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
-        self._carry_out = carry_out
+        self._execute = execute
         # By front id. NO_FRONT holds the keys of kept streams that have no front.
         self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
@@ -181,8 +181,8 @@ class Dispatcher:
         match frame:
             case ViewQuery(ticket=ticket):
                 answer(encode(ViewAnswer(ticket=ticket, views=self.engine.live_views())))
-            case Command() as command if self._carry_out is not None:
-                self._carry_out(command, lambda done: answer(encode(done)))
+            case Command() as command if self._execute is not None:
+                self._execute(command, lambda done: answer(encode(done)))
             case Command(ticket=ticket):
                 answer(
                     encode(CommandResult(ticket=ticket, problem="this engine accepts no commands"))

@@ -54,7 +54,7 @@ class StatusPublisher:
     def idle(self) -> None:
         """Remove the step from the board. Called when all work is done and the integrity check has
         passed."""
-        self._board.clear_steps()
+        self._board.clear_step()
 
 
 class StatusBoardExecutor:
@@ -81,7 +81,7 @@ class StatusBoardExecutor:
         """Publish the keys of the outputs in the step, then launch it."""
         keys = batch.arrays.key
         # A self-paced executor works on all its requests, not only on those of this step.
-        self._board.step_begins(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
+        self._board.mark_step(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
         self._executor.launch(batch)
 
     def collect(self) -> StepResult:

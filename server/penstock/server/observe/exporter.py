@@ -47,7 +47,7 @@ _MAX_VIEWS_PER_FRAME = 128
 _MAX_QUERY_BYTES = 4096
 _PAUSES_S = (0.05, 1.0)
 
-_FrontConnection: TypeAlias = Connection[ObserverFrame]
+_Connection: TypeAlias = Connection[ObserverFrame]
 
 
 class Exporter:
@@ -56,7 +56,7 @@ class Exporter:
 
     `path` is the Unix socket of the observer, and `hello` the first frame on each connection.
     `max_bytes` and `max_records` limit the unsent records. `live_views` yields the live requests of
-    the front for the observer's queries, and `carry_out` executes the observer's commands.
+    the front for the observer's queries, and `execute` executes the observer's commands.
     `dropped` has the number of dropped records by reason.
     """
 
@@ -66,14 +66,14 @@ class Exporter:
         hello: Hello,
         *,
         live_views: Callable[[], Iterable[FrontView]],
-        carry_out: CarryOut,
+        execute: CarryOut,
         max_bytes: int = 4 * 1024 * 1024,
         max_records: int = 20_000,
     ) -> None:
         self.dropped = {FULL: 0, NO_OBSERVER: 0}
         self._hello = hello
         self._live_views = live_views
-        self._carry_out = carry_out
+        self._execute = execute
         self._max_bytes = max_bytes
         self._max_records = max_records
         self._records: deque[bytes] = deque()
@@ -180,7 +180,7 @@ class Exporter:
                 return
         asyncio.get_running_loop().call_soon(self._flush)
 
-    def _write_records(self, connection: _FrontConnection) -> None:
+    def _write_records(self, connection: _Connection) -> None:
         payloads: list[bytes] = []
         num_bytes = 0
         while self._records and num_bytes < _FLUSH_BYTES:
@@ -196,7 +196,7 @@ class Exporter:
             self._num_bytes += num_bytes
             self._num_in_flight = 0
 
-    def _on_open(self, connection: _FrontConnection) -> None:
+    def _on_open(self, connection: _Connection) -> None:
         connection.is_established = True
         connection.write(encode(self._hello))
         self._is_absent = False
@@ -207,7 +207,7 @@ class Exporter:
         self._drop_all(NO_OBSERVER)
         self._emptied.set()
 
-    def _on_lost(self, connection: _FrontConnection) -> None:
+    def _on_lost(self, connection: _Connection) -> None:
         self._answers.clear()  # The queries belong to the lost connection.
         if connection.has_unsent:
             self.dropped[NO_OBSERVER] += self._num_in_flight
@@ -218,7 +218,7 @@ class Exporter:
         self._records.clear()
         self._num_bytes = 0
 
-    def _on_frame(self, connection: _FrontConnection, frame: ObserverFrame) -> None:
+    def _on_frame(self, connection: _Connection, frame: ObserverFrame) -> None:
         match frame:
             case LiveQuery(ticket=ticket):
                 self._answer_live(connection, ticket)
@@ -228,11 +228,11 @@ class Exporter:
                 def answer(done: CommandResult) -> None:
                     loop.call_soon_threadsafe(self._answer, connection, encode(done))
 
-                self._carry_out(command, answer)
+                self._execute(command, answer)
             case other:
                 raise FrameError(f"unexpected frame from an observer: {type(other).__name__}")
 
-    def _answer_live(self, connection: _FrontConnection, ticket: int) -> None:
+    def _answer_live(self, connection: _Connection, ticket: int) -> None:
         # Encode and send in parts, so that the streams on this event loop are not delayed.
         views = iter(self._live_views())
         loop = asyncio.get_running_loop()
@@ -246,7 +246,7 @@ class Exporter:
 
         next_part()
 
-    def _answer(self, connection: _FrontConnection, frame: bytes) -> None:
+    def _answer(self, connection: _Connection, frame: bytes) -> None:
         if connection is not self._connection.current:
             return  # The observer that sent the command is disconnected.
         if len(self._answers) >= _MAX_ANSWERS:

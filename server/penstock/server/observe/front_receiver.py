@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOGGED_UNREADABLE = 20
 _MAX_UNSENT_BYTES = 1024 * 1024
-_ObserverConnection: TypeAlias = Connection[ObserverFrame]
+_Connection: TypeAlias = Connection[ObserverFrame]
 
 
 class FrontUnavailable(Exception):
@@ -44,7 +44,7 @@ class FrontUnavailable(Exception):
 class _Front:
     front_id: int
     pid: int
-    connection: _ObserverConnection
+    connection: _Connection
     view_queries: PendingCalls[tuple[FrontView, ...]] = field(
         default_factory=PendingCalls[tuple[FrontView, ...]]
     )
@@ -87,7 +87,7 @@ class FrontReceiver:
     def __init__(self, listener: ServiceListener) -> None:
         self.num_unreadable = 0
         self._listener = listener
-        self._connections: dict[_ObserverConnection, _Front | None] = {}
+        self._connections: dict[_Connection, _Front | None] = {}
         self._by_id: dict[int, _Front] = {}
         self._server: asyncio.AbstractServer | None = None
         self._is_empty = asyncio.Event()
@@ -159,7 +159,7 @@ class FrontReceiver:
         except TimeoutError:
             raise FrontUnavailable(f"front {front_id} does not respond") from None
 
-    def _new_connection(self) -> _ObserverConnection:
+    def _new_connection(self) -> _Connection:
         return Connection(
             "a front",
             decode,
@@ -169,11 +169,11 @@ class FrontReceiver:
             max_unsent_bytes=_MAX_UNSENT_BYTES,
         )
 
-    def _on_open(self, connection: _ObserverConnection) -> None:
+    def _on_open(self, connection: _Connection) -> None:
         self._connections[connection] = None
         self._is_empty.clear()
 
-    def _on_closed(self, connection: _ObserverConnection) -> None:
+    def _on_closed(self, connection: _Connection) -> None:
         front = self._connections.pop(connection, None)
         if not self._connections:
             self._is_empty.set()
@@ -184,7 +184,7 @@ class FrontReceiver:
             del self._by_id[front.front_id]
             self._listener.front_disconnected(front.front_id)
 
-    def _on_frame(self, connection: _ObserverConnection, frame: ObserverFrame) -> None:
+    def _on_frame(self, connection: _Connection, frame: ObserverFrame) -> None:
         front = self._connections.get(connection)
         if front is not None:
             self._handle_frame(front, frame)

@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> int:
         dispatcher = Dispatcher(
             engine,
             _hello(launch, executor, publishes_cache=cache_index is not None),
-            carry_out=CommandRunner("engine").carry_out,
+            execute=CommandRunner("engine").execute,
             quarantine=Quarantine(launch.suspects, board.mark_probation),
             mark_submitting=board.mark_submitting,
             cache_index=cache_index,

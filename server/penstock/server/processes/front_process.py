@@ -243,7 +243,7 @@ class FrontReporter:
             path,
             Hello(front_id=front_id, pid=os.getpid()),
             live_views=self._live_views,
-            carry_out=CommandRunner(f"front {front_id}").carry_out,
+            execute=CommandRunner(f"front {front_id}").execute,
         )
         self._timer = HeartbeatTimer(self._heartbeat)
         self.recorder = RequestRecorder(self._exporter.offer)

@@ -212,7 +212,7 @@ class _Observer:
             engine=self._engine,
             flight=self._flight,
             merge=merged,
-            carry_out=CommandRunner("observer").carry_out,
+            execute=CommandRunner("observer").execute,
             send_to_supervisor=self._control.send,
         )
 

@@ -126,7 +126,7 @@ class FrontMetrics:
         for end in heartbeat.outcomes:
             counts += _series_counts(end, self._methods)
         counts[catalogue.SUBMITTED, ()] = heartbeat.num_submitted
-        counts[catalogue.CUT_READERS, ()] = heartbeat.num_disconnected_readers
+        counts[catalogue.STALLED_READERS, ()] = heartbeat.num_disconnected_readers
         counts[catalogue.LATE_EVENTS, ()] = heartbeat.num_late_events
         counts[catalogue.UNKNOWN_FIELDS, ()] = heartbeat.num_unknown_fields
         counts[catalogue.LOWERED_PRIORITIES, ()] = heartbeat.num_lowered_priorities

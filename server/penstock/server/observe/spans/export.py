@@ -310,8 +310,8 @@ class Tracing(ServiceListener):
         Traces and spans that were not exported are then dropped and counted. Call this once.
         """
         deadline_s = time.monotonic() + limit_s
-        finish_s = max(0.0, limit_s - _ABORT_S)
-        self._worker.finish(finish_s)
+        worker_limit_s = max(0.0, limit_s - _ABORT_S)
+        self._worker.finish(worker_limit_s)
         for processor in self._processors:
             processor.give_up()
         self._worker.give_up()

@@ -70,7 +70,7 @@ class Fakes:
             raise self.engine_problem
         return self.send("engine", action)
 
-    def carry_out(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
+    def execute(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
         answer(self.send("observer", command.action))
 
     def send_to_supervisor(self, frame: FromChild) -> None:
@@ -113,7 +113,7 @@ def operations_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
         engine=others,
         flight=others if has_recorder else None,
         merge=fakes.merge,
-        carry_out=fakes.carry_out,
+        execute=fakes.execute,
         send_to_supervisor=fakes.send_to_supervisor,
     )
 
