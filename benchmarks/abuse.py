@@ -40,7 +40,7 @@ MAX_PROBE_P99_MS = 200.0
 MAX_GROWTH_MIB = 20.0
 MALFORMED = 100_000
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _CALL_S = 30.0
 _MIN_PROBES = 200
 
@@ -106,7 +106,7 @@ class Probe:
 
 def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Attack:
     """Repeat the attack for `s` seconds and until the probe has made `_MIN_PROBES` calls, at most
-    `_PATIENCE_S` seconds longer; return the results. `floor_mib`: resident memory before all
+    `_TIMEOUT_S` seconds longer; return the results. `floor_mib`: resident memory before all
     attacks.
     """
     before_s = cpu_s(front.pid)
@@ -114,7 +114,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
     with Probe(address) as probe:
         until_s = time.monotonic() + s
         while (left_s := until_s - time.monotonic()) > 0 or (
-            len(probe.seconds) < _MIN_PROBES and left_s > -_PATIENCE_S
+            len(probe.seconds) < _MIN_PROBES and left_s > -_TIMEOUT_S
         ):
             _program("chaos.attacks", name, address)
             peak_mib = max(peak_mib, _rss_mib(front))
@@ -152,7 +152,7 @@ def _program(module: str, *args: str) -> str:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60 * _PATIENCE_S,
+        timeout=60 * _TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": path},
     )
     return done.stdout

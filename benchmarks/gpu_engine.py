@@ -99,7 +99,7 @@ class Load:
             )
             self._engine.submit((spec,))
 
-    def turn(self) -> float:
+    def step(self) -> float:
         """Run one step with its events (a turn); return its seconds."""
         start_s = time.perf_counter()
         events = self._engine.step()
@@ -114,14 +114,14 @@ class Load:
         for _ in range(_MAX_TURNS):
             if len(self._first_tokens) == self._num_submitted:
                 return
-            self.turn()
+            self.step()
         raise RuntimeError("prompts are not computed")
 
     def drain(self) -> tuple[float, int]:
         """Run steps until no request is left; return seconds and number of steps."""
         start_s, num_turns = time.perf_counter(), 0
         while self._engine.has_work:
-            self.turn()
+            self.step()
             num_turns += 1
         return time.perf_counter() - start_s, num_turns
 
@@ -148,8 +148,8 @@ def decode_step_ms(
     load.submit(num_rows, context - NUM_WARM - NUM_TIMED // 2, NUM_WARM + NUM_TIMED + 40, sampling)
     load.until_all_decode()
     for _ in range(NUM_WARM):
-        load.turn()
-    turns = [load.turn() for _ in range(NUM_TIMED)]
+        load.step()
+    turns = [load.step() for _ in range(NUM_TIMED)]
     load.stop()
     return statistics.median(turns) * 1e3
 
@@ -166,7 +166,7 @@ def mixed_step_ms(
     turns: list[float] = []
     for _ in range(5):
         load.submit(1, past + 3 * chunk, 1, DRAWN)
-        times = [load.turn() for _ in range((past + 3 * chunk) // chunk + 1)]
+        times = [load.step() for _ in range((past + 3 * chunk) // chunk + 1)]
         turns += times[past // chunk : past // chunk + 2]
     load.stop()
     return statistics.median(turns) * 1e3
@@ -233,11 +233,11 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
     load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_TURNS, DRAWN)
     load.until_all_decode()
     for _ in range(NUM_WARM):
-        load.turn()
+        load.step()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         for turn in range(_NUM_TURNS):
             with record_function(f"turn {turn}"):
-                load.turn()
+                load.step()
         torch.cuda.synchronize()
     load.stop()
     turns: list[tuple[int, float, float]] = []

@@ -34,7 +34,7 @@ _ERRATIC_END = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PlantFigures:
     """A plant's figures.
 
     Attributes:
@@ -76,14 +76,14 @@ class Row:
         return 1000.0 * num_turns / self.num_steady_steps
 
 
-def row_of(plant: Plant, duration_s: float) -> Row:
+def row_of(plant: Plant, duration_s: float) -> PlantFigures:
     """Run a plant with the target, and with fixed budgets; return the figures."""
     run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
     default = _fixed(plant, _DEFAULT_TOKENS, duration_s)
     best = None if plant.is_erratic or plant.is_crowded else _best(plant, default, duration_s)
     steady = [run.within(*span) for span in plant.steady]
     end = run.within(1.0 - END_SHARE)
-    return Row(
+    return PlantFigures(
         plant=plant.name,
         target_ms=plant.target_s * 1e3,
         itl_p50_ms=run.itl_percentile_s(50.0) * 1e3,
@@ -128,7 +128,7 @@ def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | No
     return best
 
 
-def checks_of(plant: Plant, row: Row) -> list[Check]:
+def checks_of(plant: Plant, row: PlantFigures) -> list[Check]:
     """Return the checks that apply to this plant."""
     if plant.is_erratic:
         return [
@@ -155,7 +155,7 @@ def checks_of(plant: Plant, row: Row) -> list[Check]:
 
 
 def _check(
-    row: Row,
+    row: PlantFigures,
     name: str,
     value: float,
     goal: float = 1.0,

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.client import Client, Event, Finished, PenstockError, TokenPrompt, Tokens
 from penstock.tools.demo.flood import TENANT_KEY
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Due(Protocol):
@@ -47,7 +47,7 @@ class LoadRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class RequestOutcome:
     """The outcome of a request.
 
     Attributes:
@@ -99,7 +99,7 @@ def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
 
 
 async def open_loop(
-    asks: Sequence[_Ask], send: Callable[[_Ask], Awaitable[_Seen]], limit_s: float = PATIENCE_S
+    asks: Sequence[_Ask], send: Callable[[_Ask], Awaitable[_Seen]], limit_s: float = TIMEOUT_S
 ) -> list[_Seen]:
     """Send each request at its time, regardless of earlier responses; return the results in the
     order of `asks`. Raises TimeoutError if a request has not ended `limit_s` after the last was
@@ -134,11 +134,11 @@ async def closed_loop(
     await asyncio.gather(*map(caller, range(concurrency)))
 
 
-def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable[Seen]]:
+def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable[RequestOutcome]]:
     """Return a function that sends a request over `client` with these generation options."""
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 
-    async def send(ask: LoadRequest) -> Seen:
+    async def send(ask: LoadRequest) -> RequestOutcome:
         named: dict[str, Any] = {"request_id": ask.name} if ask.name else {}
         events = client.generate(
             TokenPrompt(ids=ask.ids),
@@ -152,10 +152,10 @@ def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable
     return send
 
 
-async def read(events: AsyncGenerator[Event], ask: LoadRequest) -> Seen:
+async def read(events: AsyncGenerator[Event], ask: LoadRequest) -> RequestOutcome:
     """Read the events of a request that is sent now; return its result."""
     sent_s = time.perf_counter()
-    seen = Seen(name=ask.name)
+    seen = RequestOutcome(name=ask.name)
     try:
         async with aclosing(events):
             async for event in events:

@@ -8,9 +8,8 @@ after the first token. gRPC's core is known to keep 100 to 200 bytes for each di
 
     python benchmarks/stream_memory.py [--full] [--json FILE]
 
-Resident memory varies by a megabyte. Growth over 10,000 requests, which take under a minute, is
-reported, but it is checked against its goal only with --full, over 100,000 requests.
-"""
+Resident memory varies by a megabyte. MemoryGrowth over 10,000 requests, which take under a minute,
+is reported, but it is checked against its goal only with --full, over 100,000 requests."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ _LIMIT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class StreamMemory:
     """Open streams and their memory, in bytes per stream. `base_mib`: resident memory of a front
     before they were opened.
     """
@@ -63,7 +62,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class MemoryGrowth:
     """Resident bytes of the front process before the first and after each block of requests.
 
     `request_bytes`: the slope over the second half, bytes per request.
@@ -101,7 +100,7 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
     return num_requests / float(found["elapsed_s"])
 
 
-def held(num_streams: int, *, is_active: bool) -> Held:
+def held(num_streams: int, *, is_active: bool) -> StreamMemory:
     """Open `num_streams` concurrent streams; return their memory. `is_active`: each gets a token
     every quarter of a second, otherwise all wait. Raises RunFailed.
     """
@@ -140,7 +139,7 @@ def held(num_streams: int, *, is_active: bool) -> Held:
             grown = resident_bytes(fronts) - base
             assert holding.stdin is not None
             holding.stdin.close()
-    return Held(
+    return StreamMemory(
         kind="active" if is_active else "waiting",
         num_streams=num_streams,
         num_fronts=num_fronts,
@@ -149,7 +148,7 @@ def held(num_streams: int, *, is_active: bool) -> Held:
     )
 
 
-def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) -> Growth:
+def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) -> MemoryGrowth:
     """Run blocks of requests on one front; return the memory after each."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
@@ -166,7 +165,7 @@ def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) 
     # Some allocations happen only once, so only the second half shows continuous growth.
     half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
     slope = float(np.polyfit(np.arange(len(half)) * block, half, 1)[0])
-    return Growth(
+    return MemoryGrowth(
         kind=kind,
         num_requests=block * NUM_BLOCKS,
         per_s=float(np.median(rates)),

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from load import LoadRequest, Seen, closed_loop, read
+from load import LoadRequest, RequestOutcome, closed_loop, read
 from loop_ticks import FOLDER_VARIABLE, TickReader
 from penstock.client import NO_RETRY, Client, PoolConfig
 from penstock.executor.models import resolve_model
@@ -91,7 +91,7 @@ Call: TypeAlias = Callable[[], tuple[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class LoopBlock:
     """The longest time for which the event loop was blocked during a call, with the CPU time of its
     thread and its process meanwhile.
     """
@@ -224,10 +224,10 @@ async def send(channel: grpc.aio.Channel, call: Call) -> str:
     return "OK"
 
 
-async def measure_stops(ticks: Path, folder: Path) -> list[Stop]:
+async def measure_stops(ticks: Path, folder: Path) -> list[LoopBlock]:
     """Return the longest block of the front's event loop during each call, the median of three."""
     model = model_of(folder, _NUM_POSITIONS)
-    found: list[Stop] = []
+    found: list[LoopBlock] = []
     with service(*options_of(model, _NUM_POSITIONS)) as serving:
         reader = TickReader(ticks, serving.until_ready("front", 1).pid)
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
@@ -241,7 +241,7 @@ async def measure_stops(ticks: Path, folder: Path) -> list[Stop]:
     return found
 
 
-async def stop(reader: TickReader, channel: grpc.aio.Channel, name: str) -> Stop:
+async def stop(reader: TickReader, channel: grpc.aio.Channel, name: str) -> LoopBlock:
     """Return the longest time for which the event loop was blocked during one call."""
     reader.switch(is_on=True)
     await asyncio.sleep(0.2)
@@ -251,7 +251,7 @@ async def stop(reader: TickReader, channel: grpc.aio.Channel, name: str) -> Stop
     await asyncio.sleep(0.1)
     stop_ms, thread_ms, process_ms = reader.longest_ms(began_s - 0.01, ended_s + 0.05)
     reader.switch(is_on=False)
-    return Stop(
+    return LoopBlock(
         call=name,
         stop_ms=stop_ms,
         thread_ms=thread_ms,
@@ -335,16 +335,16 @@ def flood(options: Namespace) -> Outcome:
     ]
 
 
-def ttft_ms(seen: list[Seen], percent: float) -> float:
+def ttft_ms(seen: list[RequestOutcome], percent: float) -> float:
     """Return a percentile of the TTFT, ms."""
     return percentile_ms([one.ttft_s for one in seen if one.ttft_s is not None], percent)
 
 
-async def short_calls(serving: Service, duration_s: float) -> list[Seen]:
+async def short_calls(serving: Service, duration_s: float) -> list[RequestOutcome]:
     """Send short prompts of a tenant, one after another, for `duration_s` seconds; return the
     results.
     """
-    found: list[Seen] = []
+    found: list[RequestOutcome] = []
     async with Client(serving.address, retry=NO_RETRY) as client:
 
         async def call(_: int) -> None:

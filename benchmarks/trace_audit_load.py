@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from load import PATIENCE_S as _PATIENCE_S
+from load import TIMEOUT_S as _TIMEOUT_S
 from load import open_loop
 from penstock.client import (
     NO_RETRY,
@@ -28,14 +28,14 @@ from penstock.client import (
     Tokens,
     TraceContext,
 )
-from span_audit import Sent
+from span_audit import SentRequest
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 _PROMPT_TOKENS = 24
 _MALFORMED = b"\x0a\xff\xff\xff\x7fnot a message"
 
 
-class Kind(enum.StrEnum):
+class RequestKind(enum.StrEnum):
     """The intended end of a request."""
 
     WHOLE = "whole"
@@ -57,19 +57,19 @@ class Kind(enum.StrEnum):
 
 
 _WEIGHTS = {
-    Kind.WHOLE: 36,
-    Kind.ONCE: 8,
-    Kind.LEFT: 14,
-    Kind.ABANDONED: 6,
-    Kind.CANCELLED: 6,
-    Kind.DEADLINE: 10,
-    Kind.CALL_DEADLINE: 6,
-    Kind.BAD_FIELD: 4,
-    Kind.UNKNOWN_MODEL: 3,
-    Kind.TOO_LONG: 3,
-    Kind.MALFORMED: 4,
+    RequestKind.WHOLE: 36,
+    RequestKind.ONCE: 8,
+    RequestKind.LEFT: 14,
+    RequestKind.ABANDONED: 6,
+    RequestKind.CANCELLED: 6,
+    RequestKind.DEADLINE: 10,
+    RequestKind.CALL_DEADLINE: 6,
+    RequestKind.BAD_FIELD: 4,
+    RequestKind.UNKNOWN_MODEL: 3,
+    RequestKind.TOO_LONG: 3,
+    RequestKind.MALFORMED: 4,
 }
-_NEVER_MULTIPLEXED = (Kind.MALFORMED,)
+_NEVER_MULTIPLEXED = (RequestKind.MALFORMED,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class AuditRequest:
     end, such as the time of a cancel.
     """
 
-    kind: Kind
+    kind: RequestKind
     is_multiplexed: bool
     at_s: float
     trace_id: bytes
@@ -98,14 +98,14 @@ class Answers:
     "left".
     """
 
-    sent: list[Sent] = field(default_factory=list[Sent])
+    sent: list[SentRequest] = field(default_factory=list[SentRequest])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def note(self, ask: AuditRequest, outcome: str, *, is_answered: bool) -> None:
         """Record the outcome of a request, as its client observed it."""
         self.outcomes[ask.kind.value, outcome] += 1
         self.sent.append(
-            Sent(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)
+            SentRequest(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)
         )
 
 
@@ -173,9 +173,9 @@ class _Sender:
 
     async def _outcome(self, ask: AuditRequest) -> str:
         match ask.kind:
-            case Kind.MALFORMED:
+            case RequestKind.MALFORMED:
                 return await self._send_malformed(ask)
-            case Kind.ABANDONED:
+            case RequestKind.ABANDONED:
                 task = asyncio.create_task(self._stream(ask))
                 done, _ = await asyncio.wait((task,), timeout=0.2 * ask.amount)
                 if done:
@@ -184,10 +184,10 @@ class _Sender:
                 with contextlib.suppress(asyncio.CancelledError):
                     return await task
                 return "left"
-            case Kind.ONCE:
+            case RequestKind.ONCE:
                 ids = TokenPrompt(ids=_prompt(ask, _PROMPT_TOKENS))
                 await self._client.generate_once(
-                    ids, deadline_s=_PATIENCE_S, trace=ask.trace, **_options(ask)
+                    ids, deadline_s=_TIMEOUT_S, trace=ask.trace, **_options(ask)
                 )
                 self._is_answered = True
                 return "OK"
@@ -195,9 +195,11 @@ class _Sender:
                 return await self._stream(ask)
 
     async def _stream(self, ask: AuditRequest) -> str:
-        is_long = ask.kind is Kind.TOO_LONG
+        is_long = ask.kind is RequestKind.TOO_LONG
         ids = _prompt(ask, self._max_prompt_tokens + 1 if is_long else _PROMPT_TOKENS)
-        deadline_s = 0.02 + 0.4 * ask.amount if ask.kind is Kind.CALL_DEADLINE else _PATIENCE_S
+        deadline_s = (
+            0.02 + 0.4 * ask.amount if ask.kind is RequestKind.CALL_DEADLINE else _TIMEOUT_S
+        )
         events = self._client.generate(
             TokenPrompt(ids=ids), deadline_s=deadline_s, trace=ask.trace, **_options(ask)
         )
@@ -205,19 +207,19 @@ class _Sender:
         async with contextlib.aclosing(events):
             async for event in events:
                 self._is_answered = True
-                if isinstance(event, Accepted) and ask.kind is Kind.CANCELLED:
+                if isinstance(event, Accepted) and ask.kind is RequestKind.CANCELLED:
                     # The request may have ended meanwhile.
                     with contextlib.suppress(PenstockError):
                         await self._control.cancel(event.request_id)
                 if isinstance(event, Tokens):
                     num_tokens += event.num_tokens
-                    if ask.kind is Kind.LEFT and num_tokens >= num_left:
+                    if ask.kind is RequestKind.LEFT and num_tokens >= num_left:
                         return "left"
         return "OK"
 
     async def _send_malformed(self, ask: AuditRequest) -> str:
         method: Any = self._raw.unary_stream(GENERATE)
-        call = method(_MALFORMED, metadata=ask.trace.metadata(), timeout=_PATIENCE_S)
+        call = method(_MALFORMED, metadata=ask.trace.metadata(), timeout=_TIMEOUT_S)
         code = await call.code()
         self._is_answered = code is grpc.StatusCode.INVALID_ARGUMENT
         name: str = code.name
@@ -231,10 +233,10 @@ def _prompt(ask: AuditRequest, num_tokens: int) -> tuple[int, ...]:
 
 def _options(ask: AuditRequest) -> dict[str, Any]:
     options: dict[str, Any] = {"max_tokens": ask.num_tokens, "ignore_eos": True}
-    if ask.kind is Kind.BAD_FIELD:
+    if ask.kind is RequestKind.BAD_FIELD:
         options["min_tokens"] = ask.num_tokens + 1
-    elif ask.kind is Kind.UNKNOWN_MODEL:
+    elif ask.kind is RequestKind.UNKNOWN_MODEL:
         options["model"] = "nobody-has-this"
-    elif ask.kind is Kind.DEADLINE:
+    elif ask.kind is RequestKind.DEADLINE:
         options["total_timeout_s"] = 0.005 + 0.4 * ask.amount
     return options

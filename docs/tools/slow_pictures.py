@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import picture_timeline
-from load import LoadRequest, Seen, open_loop, sending
+from load import LoadRequest, RequestOutcome, open_loop, sending
 from penstock.client import NO_RETRY, ChannelConfig, Client, PenstockError, SyncOperationsClient
 from penstock.server.cli.top_state import TopState
 from services import Service, service
@@ -66,13 +66,13 @@ class Load(threading.Thread):
     def __init__(self, address: str, requests: Sequence[LoadRequest]) -> None:
         super().__init__(name="load")
         self._address, self._requests = address, requests
-        self.answers: list[Seen] = []
+        self.answers: list[RequestOutcome] = []
 
     def run(self) -> None:
         """Send the requests and store their results."""
         self.answers = asyncio.run(self._drive())
 
-    async def _drive(self) -> list[Seen]:
+    async def _drive(self) -> list[RequestOutcome]:
         async with (
             Client(self._address, retry=NO_RETRY) as client,
             # A slow reader uses a separate connection with a small receive buffer.
@@ -80,7 +80,7 @@ class Load(threading.Thread):
         ):
             usual, slow = (sending(each, deadline_s=60.0) for each in (client, narrow))
 
-            async def send(request: LoadRequest) -> Seen:
+            async def send(request: LoadRequest) -> RequestOutcome:
                 return await (slow if request.read_s else usual)(request)
 
             return await open_loop(self._requests, send)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load import Seen
+from load import RequestOutcome
 from picture_svg import seconds
 from report import RunFailed
-from services import PATIENCE_S, free_port
+from services import TIMEOUT_S, free_port
 from slow_cases import Case
 
 SUMMARISED = ("blocks", "killed")
@@ -65,7 +65,7 @@ class Prometheus:
         """Return the current values of a query by their labels; empty without data. Raises
         RunFailed for an invalid query.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
             words = urllib.parse.urlencode({"query": query})
             connection.request("GET", f"/api/v1/query?{words}")
@@ -86,7 +86,7 @@ class Prometheus:
 
     def wait_until_scraped(self) -> None:
         """Wait for the first scrape. Raises RunFailed if there is none within a minute."""
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < give_up_s:
             with contextlib.suppress(ConnectionError, json.JSONDecodeError):
                 if 1.0 in self.query("up").values():
@@ -97,7 +97,7 @@ class Prometheus:
     def close(self) -> None:
         """Terminate the process and wait for its end."""
         self._process.terminate()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Run:
     as SVG. `log`: the log of the service.
     """
 
-    answers: list[Seen] = field(default_factory=list[Seen])
+    answers: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
     values: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     trace: dict[str, Any] = field(default_factory=dict[str, Any])
     summary: str = ""
@@ -154,7 +154,7 @@ def shortened(summary: str) -> list[str]:
     ]
 
 
-def figures_of(answers: Sequence[Seen], prefix: str) -> str:
+def figures_of(answers: Sequence[RequestOutcome], prefix: str) -> str:
     """Format TTFT, longest gap and E2E latency as median (worst) of the clients with this name
     prefix.
 

@@ -23,8 +23,8 @@ from penstock.v1 import model_service_pb2, stats_pb2
 from ray_serve.ray_calls import read_until_tokens, stub
 from support.generate_requests import greedy
 from support.multiplex import submit
-from support.patience import PATIENCE_S
 from support.service import simulated, until_gone
+from support.timeout import TEST_TIMEOUT_S
 
 OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-grace-s", "1")
 PACKAGE_ROOT = Path(__file__).parents[2] / "deploy" / "ray"
@@ -39,7 +39,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def service() -> Iterator[ReplicaService]:
     """Provide one service for the calls of all tests."""
-    service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
+    service = ReplicaService(OPTIONS, start_timeout_s=TEST_TIMEOUT_S)
     yield service
     service.kill()
 
@@ -125,10 +125,10 @@ async def test_a_stream_whose_caller_disconnects_is_cancelled(relay: Relay) -> N
 
 
 def test_the_exit_of_a_drained_service_is_detected() -> None:
-    service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
+    service = ReplicaService(OPTIONS, start_timeout_s=TEST_TIMEOUT_S)
     try:
         service.check()
-        service.drain(PATIENCE_S)
+        service.drain(TEST_TIMEOUT_S)
         with pytest.raises(ReplicaServiceFailed, match="ended with 0"):
             service.check()
     finally:
@@ -137,7 +137,7 @@ def test_the_exit_of_a_drained_service_is_detected() -> None:
 
 def test_a_service_that_cannot_start_reports_it(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ReplicaServiceFailed, match="ended with 2"):
-        ReplicaService(("--executor", "none"), start_timeout_s=PATIENCE_S)
+        ReplicaService(("--executor", "none"), start_timeout_s=TEST_TIMEOUT_S)
     assert "--executor" in capfd.readouterr().err
 
 

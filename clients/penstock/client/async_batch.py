@@ -37,7 +37,7 @@ class _Batch:
 
     def add_task(self) -> None:
         self._num_reading += 1
-        self.tasks.add(asyncio.create_task(self._work()))
+        self.tasks.add(asyncio.create_task(self._run_worker()))
 
     async def take(self) -> BatchItem | None:
         """Return the next item; None when all requests have ended. Raises the exception that ended
@@ -48,7 +48,7 @@ class _Batch:
         self._free_places.release()
         return item
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         try:
             while (numbered := await self._next_request()) is not None:
                 index, request = numbered

@@ -25,9 +25,9 @@ from penstock.client.connections import Connections
 from penstock.client.decoding import decode_seconds
 from penstock.client.errors import CallCancelled, PenstockError, Unavailable
 from penstock.client.events import Accepted, Event, Finished
+from penstock.client.local_errors import client_closed
 from penstock.client.logical_stream import LogicalStream
 from penstock.client.multiplex import MultiplexConfig
-from penstock.client.own_failures import client_closed
 from penstock.client.pool import is_unanswered
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts

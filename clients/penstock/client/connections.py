@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from penstock.client.channel import ChannelConfig
-from penstock.client.own_failures import client_closed, deadline_passed
+from penstock.client.local_errors import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, PoolConfig, PoolState
 from penstock.client.runtime import Runtime, Signal
 

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 import penstock.v1 as pb
 from penstock.client.argument_types import require_type
 from penstock.client.errors import Draining, PenstockError, StreamBroken
-from penstock.client.own_failures import deadline_passed, request_cancelled, request_too_large
+from penstock.client.local_errors import deadline_passed, request_cancelled, request_too_large
 from penstock.client.status import error_from_status
 
 

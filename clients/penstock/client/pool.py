@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from penstock.client.argument_types import require_number
 from penstock.client.errors import DeadlineExceeded, PenstockError
-from penstock.client.own_failures import backlog_full
+from penstock.client.local_errors import backlog_full
 
 _SKIP_S = 1.0
 _MAX_SKIP_S = 30.0

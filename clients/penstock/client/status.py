@@ -20,7 +20,7 @@ from penstock.client.errors import (
     PenstockError,
     error_of,
 )
-from penstock.client.own_failures import cancelled_to_unavailable
+from penstock.client.local_errors import cancelled_to_unavailable
 from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}

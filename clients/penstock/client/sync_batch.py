@@ -11,7 +11,7 @@ from contextlib import closing
 
 from penstock.client.batch import MAX_HELD_ITEMS, BatchFailed, BatchItem, BatchRequest
 from penstock.client.errors import PenstockError
-from penstock.client.own_failures import request_cancelled
+from penstock.client.local_errors import request_cancelled
 from penstock.client.runtime import StartStream, Stream
 from penstock.client.without_loop import iterate
 
@@ -112,7 +112,7 @@ class _Batch:
                 return
             self._num_threads += 1
             self._num_reading += 1
-        threading.Thread(target=self._work, name="penstock-batch", daemon=True).start()
+        threading.Thread(target=self._run_worker, name="penstock-batch", daemon=True).start()
 
     def cancel(self) -> None:
         """Take no more requests and cancel the streams, which ends their threads."""
@@ -131,7 +131,7 @@ class _Batch:
         with self._has_closed_stream:
             self._has_closed_stream.wait_for(lambda: not self._open, _CLOSE_TIMEOUT_S)
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         try:
             while (taken := self._next_request()) is not None:
                 self.add_thread()

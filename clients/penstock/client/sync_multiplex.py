@@ -15,13 +15,13 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
 from penstock.client.errors import PenstockError
-from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
-from penstock.client.own_failures import (
+from penstock.client.local_errors import (
     client_closed,
     deadline_passed,
     multiplex_ended,
     multiplex_error,
 )
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.status import error_from_call
 
 

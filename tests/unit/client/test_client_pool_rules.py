@@ -24,7 +24,7 @@ from penstock.client import (
 )
 from penstock.client.channel import grpc_targets
 from penstock.client.errors import Failure, error_of
-from penstock.client.own_failures import client_closed, deadline_passed
+from penstock.client.local_errors import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, is_unanswered
 from penstock.client.retry import is_transient
 from penstock.client.service_config import check_service_config, default_service_config

@@ -249,7 +249,7 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Return the startup report of the current engine. Raises RequestError while requests are
+        """Return the first frame from the current engine. Raises RequestError while requests are
         rejected."""
         self._front.current_limits()
         hello = self._front.hello
