@@ -95,7 +95,7 @@ class Prometheus:
         raise RunFailed("Prometheus has scraped nothing")
 
     def close(self) -> None:
-        """Terminate the process and wait."""
+        """Terminate the process and wait for its end."""
         self._process.terminate()
         self._process.wait(TIMEOUT_S)
 

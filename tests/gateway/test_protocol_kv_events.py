@@ -347,7 +347,7 @@ async def test_the_reported_blocks_equal_the_engines_cache(text: ModelText) -> N
 
         # The connection to the engine breaks and is restored; the engine and its cache are the
         # same.
-        connection = service.port._link.current
+        connection = service.port._connection.current
         assert connection is not None
         connection.abort()
         await service.until(lambda: not service.port.is_up)

@@ -125,7 +125,7 @@ class Bench:
 
     def run(self) -> None:
         for _ in range(200):
-            if not (self.engine.has_work or self.dispatcher.has_own_work):
+            if not (self.engine.has_work or self.dispatcher.has_pending_work):
                 return
             self.step()
         raise AssertionError("it does not end")

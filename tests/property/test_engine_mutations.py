@@ -176,7 +176,7 @@ MUTATIONS = [
     # Time.
     Mutation("who is late ends", WaitingQueue, "due", always([])),
     Mutation("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),
-    Mutation("in time alone, not rejected", DeadlinePredictor, "_machine", pessimistic),
+    Mutation("in time alone, not rejected", DeadlinePredictor, "_machine_model", pessimistic),
     Mutation("never is never", deadline_predictor, "retry_after_s", always(NO_TIME)),
     # Explanations.
     Mutation("who passed is counted", WaitClock, "_note_passed", without),

@@ -205,7 +205,7 @@ class EngineLink:
 
     def _has_work(self) -> bool:
         engine = self.dispatcher.engine
-        has_work = engine.has_work or self.dispatcher.has_own_work
+        has_work = engine.has_work or self.dispatcher.has_pending_work
         return has_work or self._clock() >= engine.next_wakeup_s()
 
 

@@ -125,7 +125,7 @@ class FairOrder:
         return self._num_requests
 
     def push(self, request: Request) -> None:
-        """Add a request, whose `ticket` was just set."""
+        """Add a request. The caller has set its `ticket`."""
         spec = request.spec
         key = (spec.priority, request.tenant)
         queue = self._queues.get(key)
@@ -150,7 +150,7 @@ class FairOrder:
             self._queue_age(queue, request)
 
     def discard(self, request: Request) -> None:
-        """Remove a request, whose `ticket` was just cleared."""
+        """Remove a request. The caller has set its `ticket` to -1."""
         queue = self._queues[request.spec.priority, request.tenant]
         queue.num_requests -= 1
         self._num_requests -= 1
@@ -272,7 +272,7 @@ class FairOrder:
         self._touched.append(queue)
 
     def end_round(self) -> None:
-        """Put skipped requests back in their places."""
+        """Put the skipped requests back, so that `peek` considers them again."""
         if not self._skipped:
             return
         for queue, entry in self._stash:

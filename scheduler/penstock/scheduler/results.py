@@ -118,7 +118,7 @@ class Results:
 
     def _append_all(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Append one token to every row, except rows whose slot was released since the launch: the
-        usual case.
+        usual case. Raises ValueError if the number of tokens is not the number of rows.
         """
         rows, positions, tokens, logprobs = (
             step.rows,
@@ -186,7 +186,7 @@ class Results:
 
     def _append_some(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Append the tokens in the general case: rows released since the launch, missing rows,
-        several tokens per row.
+        several tokens per row. Raises ValueError if the result does not match the batch.
         """
         row_of = {slot: row for row, slot in enumerate(step.rows.slots.tolist())}
         slots = result.slots.tolist()

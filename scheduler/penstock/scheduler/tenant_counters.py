@@ -129,8 +129,8 @@ class TenantCounters:
         self._idle.pop(index, None)
 
     def stop(self, index: int) -> bool:
-        """Decrement a tenant's number of running requests; return whether it was at its limit and
-        now is not.
+        """Decrement a tenant's number of running requests; return whether the tenant was at its
+        running limit and no longer is.
         """
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1

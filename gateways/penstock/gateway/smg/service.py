@@ -201,8 +201,8 @@ class VllmEngineService:
         return vllm.HealthCheckResponse(healthy=True, message="serving").SerializeToString()
 
     async def model_info(self, data: bytes, context: Context) -> bytes:
-        """Return the information about the model, for routing. Raises RequestError while requests
-        are rejected."""
+        """Return the name, token limits and special token ids of the model, for routing. Raises
+        RequestError while requests are rejected."""
         del context
         parse(vllm.GetModelInfoRequest, data)
         self._hello()
@@ -210,8 +210,8 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """Return the uptime of this front process, and the properties of the engine that a gateway
-        needs. Raises RequestError while requests are rejected."""
+        """Return the uptime of this front process, and the engine's block size and number of slots.
+        Raises RequestError while requests are rejected."""
         del context
         parse(vllm.GetServerInfoRequest, data)
         uptime_s = self._front.clock() - self._started_s
@@ -249,7 +249,7 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Return the startup report of the current engine. Raises RequestError while requests are
+        """Return the first frame from the current engine. Raises RequestError while requests are
         rejected."""
         self._front.current_limits()
         hello = self._front.hello

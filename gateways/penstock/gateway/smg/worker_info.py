@@ -1,4 +1,4 @@
-"""The information that a worker reports to a gateway: model, engine, load.
+"""The information that a worker reports to a gateway: model, engine, load, tokenizer.
 
 Builds the gateway's messages, which have only the gateway's fields; GetModel of `penstock.v1`
 reports all properties.
@@ -55,7 +55,7 @@ _PLAIN_FILE: Final = 0o100644 << 16
 
 
 def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoResponse:
-    """Return the model's properties that a gateway needs."""
+    """Return the name, architecture, token limits and special token ids of the model."""
     return vllm.GetModelInfoResponse(
         model_path=NOWHERE + files.name,
         is_generation=True,
@@ -72,7 +72,7 @@ def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoRespons
 
 
 def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoResponse:
-    """Return the engine's properties that a gateway needs."""
+    """Return the block size and the number of slots of the engine. `uptime_s`: of the front."""
     return vllm.GetServerInfoResponse(
         is_paused=False,
         uptime_seconds=uptime_s,

@@ -36,7 +36,7 @@ class EngineClient:
     """The observer's client of the engine. All calls must be made on the event loop that called
     `start`.
 
-    `hello` is the startup report of the engine, None while disconnected. It is also passed to
+    `hello` is the first frame from the engine, None while disconnected. It is also passed to
     `on_hello`.
     """
 
@@ -60,7 +60,7 @@ class EngineClient:
         self._commands: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
-        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Does not wait for the
         engine."""
         self._connection.start()
 

@@ -81,7 +81,7 @@ class Exporter:
         self._num_in_flight = 0
         self._heartbeat: Heartbeat | None = None
         self._answers: deque[bytes] = deque()
-        self._link: PersistentConnection[ObserverFrame] = PersistentConnection(
+        self._connection: PersistentConnection[ObserverFrame] = PersistentConnection(
             path,
             partial(
                 Connection,
@@ -101,9 +101,9 @@ class Exporter:
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
-        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Does not wait for the
         observer."""
-        self._link.start()
+        self._connection.start()
 
     def offer(self, payload: bytes) -> bool:
         """Queue one encoded record. If there is no observer or the buffer is full, drops and counts
@@ -137,7 +137,7 @@ class Exporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._link.close()
+        await self._connection.close()
         self._is_absent = True
         self._drop_all(NO_OBSERVER)
 
@@ -145,7 +145,7 @@ class Exporter:
         while not self._is_absent:
             self._emptied.clear()
             self._flush()
-            connection = self._link.current
+            connection = self._connection.current
             if connection is not None and connection.is_writable and not self._has_updates:
                 return
             await self._emptied.wait()
@@ -161,7 +161,7 @@ class Exporter:
     def _flush(self) -> None:
         """Write frames until the socket would block, nothing is left, or `_MAX_FRAMES_PER_FLUSH`
         frames are written; in the last case, schedule another call."""
-        connection = self._link.current
+        connection = self._connection.current
         if connection is None:
             return
         for _ in range(_MAX_FRAMES_PER_FLUSH):
@@ -241,13 +241,13 @@ class Exporter:
             part = tuple(itertools.islice(views, _MAX_VIEWS_PER_FRAME))
             is_last = len(part) < _MAX_VIEWS_PER_FRAME
             self._answer(connection, encode(LiveAnswer(ticket=ticket, views=part, is_last=is_last)))
-            if not is_last and connection is self._link.current:
+            if not is_last and connection is self._connection.current:
                 loop.call_soon(next_part)
 
         next_part()
 
     def _answer(self, connection: _Connection, frame: bytes) -> None:
-        if connection is not self._link.current:
+        if connection is not self._connection.current:
             return  # The observer that sent the command is disconnected.
         if len(self._answers) >= _MAX_ANSWERS:
             logger.error("the observer sends queries and does not read: disconnecting")

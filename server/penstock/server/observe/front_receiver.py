@@ -52,7 +52,7 @@ class _Front:
     commands: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
     last_heartbeat: Heartbeat | None = None
 
-    def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
+    def query_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Query the live requests of the front; return the future of the response."""
         ticket, answer = self.view_queries.add()
         self.connection.write(encode(LiveQuery(ticket=ticket)))
@@ -64,7 +64,7 @@ class _Front:
         if answer.is_last:
             self.view_queries.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
-    def ask_command(self, action: Action) -> "asyncio.Future[CommandResult]":
+    def send_command(self, action: Action) -> "asyncio.Future[CommandResult]":
         """Send a command; return the future of its result."""
         ticket, answer = self.commands.add()
         self.connection.write(encode(Command(ticket=ticket, action=action)))
@@ -130,19 +130,19 @@ class FrontReceiver:
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
         """Return the live requests of the fronts that responded within `limit_s` seconds, and
         whether all connected fronts did."""
-        asked = [front.ask_live() for front in self._by_id.values()]
-        if not asked:
+        queries = [front.query_live() for front in self._by_id.values()]
+        if not queries:
             return (), True
-        await asyncio.wait(asked, timeout=limit_s)
+        await asyncio.wait(queries, timeout=limit_s)
         views: list[FrontView] = []
-        is_whole = True
-        for answer in asked:
+        is_complete = True
+        for answer in queries:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 views += answer.result()
             else:
-                is_whole = False
+                is_complete = False
                 answer.cancel()
-        return tuple(views), is_whole
+        return tuple(views), is_complete
 
     async def command(self, front_id: int, action: Action, limit_s: float) -> CommandResult:
         """Send a command to one front and return its result.
@@ -155,7 +155,7 @@ class FrontReceiver:
             raise FrontUnavailable(f"there is no front {front_id}")
         try:
             async with asyncio.timeout(limit_s):
-                return await front.ask_command(action)
+                return await front.send_command(action)
         except TimeoutError:
             raise FrontUnavailable(f"front {front_id} does not respond") from None
 

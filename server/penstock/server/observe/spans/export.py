@@ -170,7 +170,7 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-class WithoutHeaders(logging.Filter):
+class MalformedHeaderFilter(logging.Filter):
     """Replaces the SDK's log line about a malformed header.
 
     The SDK's line quotes the header; the replacement names only the environment variable.
@@ -195,10 +195,10 @@ def limit_exporter_logs(environment: Mapping[str, str]) -> None:
     headers.
     """
     headers = logging.getLogger(_HEADER_LOGGER)
-    for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
+    for known in [one for one in headers.filters if isinstance(one, MalformedHeaderFilter)]:
         headers.removeFilter(known)
     variable = next((name for name in _HEADER_VARIABLES if environment.get(name)), "headers")
-    headers.addFilter(WithoutHeaders(variable))
+    headers.addFilter(MalformedHeaderFilter(variable))
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(known, OncePerMinute) for known in logger.filters):

@@ -22,9 +22,9 @@ from penstock.server.observe.spans.export import (
 )
 from penstock.server.observe.spans.span_processor import (
     NAMES,
+    CountingExporter,
     QueueSlots,
     SpanCounts,
-    WatchedExporter,
 )
 from penstock.server.observe.spans.span_writer import UnixClock, to_unix_ns
 from penstock.server.observe.spans.variables import (
@@ -160,7 +160,7 @@ class IntermittentExporter(SpanExporter):
 
 def test_exports_are_counted_by_how_they_went() -> None:
     fickle, tally = IntermittentExporter(), SpanCounts()
-    exporter = WatchedExporter(fickle, QueueSlots(100), tally)
+    exporter = CountingExporter(fickle, QueueSlots(100), tally)
     spans = [ReadableSpan("span")] * 5
     assert exporter.export(spans) is SpanExportResult.SUCCESS
     assert exporter.export(spans[:3]) is SpanExportResult.FAILURE
