@@ -40,7 +40,7 @@ MAX_PROBE_P99_MS = 200.0
 MAX_GROWTH_MIB = 20.0
 MALFORMED = 100_000
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _CALL_S = 30.0
 _MIN_PROBES = 200
 
@@ -116,7 +116,7 @@ def run_attack(
     with Probe(address) as probe:
         until_s = time.monotonic() + duration_s
         while (left_s := until_s - time.monotonic()) > 0 or (
-            len(probe.seconds) < _MIN_PROBES and left_s > -_PATIENCE_S
+            len(probe.seconds) < _MIN_PROBES and left_s > -_TIMEOUT_S
         ):
             _run_module("chaos.attacks", name, address)
             peak_mib = max(peak_mib, _rss_mib(front))
@@ -156,7 +156,7 @@ def _run_module(module: str, *args: str) -> str:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60 * _PATIENCE_S,
+        timeout=60 * _TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": path},
     )
     return done.stdout

@@ -61,7 +61,7 @@ def run_engine(path: str) -> None:
         engine_loop(connections).run()
 
 
-class Link:
+class EngineConnection:
     """A connection to the engine's socket, shared by many threads."""
 
     def __init__(self, path: str) -> None:
@@ -111,7 +111,7 @@ class Link:
 class Service:
     """Implements `Generate` with one message per token."""
 
-    def __init__(self, link: Link, text: ModelText) -> None:
+    def __init__(self, link: EngineConnection, text: ModelText) -> None:
         self._link = link
         self._text = text
 
@@ -136,7 +136,7 @@ class Service:
 def run_front(path: str, port: int, num_threads: int) -> None:
     text = ModelText.load(resolve_model("demo"), name="demo")
     server = grpc.server(ThreadPoolExecutor(max_workers=num_threads))
-    service = Service(Link(path), text)
+    service = Service(EngineConnection(path), text)
     handler = grpc.unary_stream_rpc_method_handler(
         service.generate,
         request_deserializer=pb.GenerateRequest.FromString,

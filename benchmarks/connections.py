@@ -86,7 +86,7 @@ ROUTES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class ClosedLoopResult:
     """The results of one closed loop.
 
     `client_ms`, `front_ms`, `engine_ms`: CPU time per request, including the warm-up.
@@ -109,7 +109,7 @@ class Loop:
 
 def measured(
     route: str, side: str, in_flight: int, pids: tuple[int, int], *arguments: object
-) -> Loop:
+) -> ClosedLoopResult:
     """Run a client process with `arguments` (of `connections_sides.py`); return its results and the
     CPU time of front and engine, whose process ids are `pids`.
     """
@@ -129,7 +129,7 @@ def measured(
         1e3 * (cpu_s(pid) - was) / num_all for pid, was in zip(pids, before, strict=True)
     )
     own_s = (seen["client_ms"] + front_ms + engine_ms) * num_all / 1e3
-    loop = Loop(
+    loop = ClosedLoopResult(
         route=route,
         side=side,
         in_flight=in_flight,
@@ -144,7 +144,7 @@ def measured(
 
 def penstock_loops(
     route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
-) -> list[Loop]:
+) -> list[ClosedLoopResult]:
     """Run every (mode, concurrency) of `sides`, alternately, on one service; return all results."""
     options = (*simulated(0.0), *capacity(1024, 64), *MEASURED)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
@@ -175,9 +175,9 @@ def _certificate(folder: Path) -> tuple[str, ...]:
     return ("--tls-cert", cert, "--tls-key", key)
 
 
-def blocking_loops(duration_s: float, rounds: int) -> list[Loop]:
+def blocking_loops(duration_s: float, rounds: int) -> list[ClosedLoopResult]:
     """Run the blocking client and server at every concurrency; return all results."""
-    loops: list[Loop] = []
+    loops: list[ClosedLoopResult] = []
     roles = (sys.executable, str(_HERE / "blocking_service.py"))
     for _, in_flight in itertools.product(range(rounds), CONCURRENCIES):
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as s:
@@ -192,7 +192,7 @@ def blocking_loops(duration_s: float, rounds: int) -> list[Loop]:
     return loops
 
 
-def checks_of(loops: list[Loop]) -> list[Check]:
+def checks_of(loops: list[ClosedLoopResult]) -> list[Check]:
     """Return the checks that compare connections on each route, then those that compare threads."""
     of = {(one.route, one.side, one.in_flight): one for one in medians(loops, *_KEYS)}
     checks: list[Check] = []

@@ -90,7 +90,7 @@ class EngineSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class WorkloadResult:
     """The result of one workload on one engine."""
 
     workload: str
@@ -214,14 +214,16 @@ def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str,
             side.end()
 
 
-def all_runs(sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int) -> list[Found]:
+def all_runs(
+    sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int
+) -> list[WorkloadResult]:
     """Run every workload, the engines alternating, after two warm-up runs of each engine; return
     the results of all runs.
     """
     for side in sides.values():
         for _ in range(2):
             side.run(make_workload(16, 8, 64))
-    found: list[Found] = []
+    found: list[WorkloadResult] = []
     for title, shape in WORKLOADS.items():
         workload = make_workload(**shape)
         for _ in range(rounds):
@@ -231,7 +233,7 @@ def all_runs(sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int
                 done = side.run(workload)
                 ttft_s, itl_s = done["ttft"], done["itl"]
                 found.append(
-                    Found(
+                    WorkloadResult(
                         workload=title,
                         engine=name,
                         tokens_per_s=done["tokens_per_s"],
@@ -246,7 +248,7 @@ def all_runs(sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int
     return found
 
 
-def checks_of(found: list[Found]) -> list[Check]:
+def checks_of(found: list[WorkloadResult]) -> list[Check]:
     """Return the checks on ratios of the medians."""
     rates = {(one.engine, one.workload): one.tokens_per_s for one in found}
     return [

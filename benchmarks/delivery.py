@@ -39,8 +39,8 @@ from delivery_cells import (
     SIDES,
     TWO_FRONTS,
     Cell,
+    CellResult,
     Load,
-    Seen,
 )
 from delivery_engine import EngineCost, measure_engine
 from report import (
@@ -138,7 +138,7 @@ def unavailable_servers() -> dict[str, str]:
     return missing
 
 
-def _measured(cell: Cell) -> Seen | None:
+def _measured(cell: Cell) -> CellResult | None:
     where = f"{cell.num_streams:>4} x {cell.step_ms:g} ms  {cell.side:<18}"
     for attempt in range(NUM_ATTEMPTS):
         try:
@@ -159,7 +159,7 @@ def _measured(cell: Cell) -> Seen | None:
     return None
 
 
-def undisturbed(*sides: Sequence[Seen]) -> list[list[Seen]]:
+def undisturbed(*sides: Sequence[CellResult]) -> list[list[CellResult]]:
     """Return, for each side, the runs of the rounds that all sides have. Rounds disturbed by other
     processes are left out, unless all are.
     """
@@ -171,7 +171,7 @@ def undisturbed(*sides: Sequence[Seen]) -> list[list[Seen]]:
     return [[one for one in side if one.round_index in rounds] for side in sides]
 
 
-def checks_of(runs: Sequence[Seen], engine: EngineCost) -> list[Check]:
+def checks_of(runs: Sequence[CellResult], engine: EngineCost) -> list[Check]:
     """Return the checks; figures that were not measured are left out."""
     by_side = _by_side(runs)
     checks: list[Check] = []
@@ -230,8 +230,8 @@ def measure(options: Namespace) -> Outcome:
     return results, checks_of(runs, engine)
 
 
-def _by_side(runs: Sequence[Seen]) -> dict[tuple[Load, str], list[Seen]]:
-    groups: dict[tuple[Load, str], list[Seen]] = {}
+def _by_side(runs: Sequence[CellResult]) -> dict[tuple[Load, str], list[CellResult]]:
+    groups: dict[tuple[Load, str], list[CellResult]] = {}
     for one in runs:
         groups.setdefault((one.load, one.side), []).append(one)
     return groups

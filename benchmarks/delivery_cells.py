@@ -22,7 +22,7 @@ from report import RunFailed
 from services import (
     ALL_CORES,
     MEASURED,
-    PATIENCE_S,
+    TIMEOUT_S,
     capacity,
     expect_ready,
     free_port,
@@ -78,7 +78,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class CellResult:
     """The result of a cell.
 
     Attributes:
@@ -143,7 +143,7 @@ class Target:
     schedule: Path | None = None
 
 
-def measure(cell: Cell) -> Seen:
+def measure(cell: Cell) -> CellResult:
     """Run one cell. Raises RunFailed if it fails, CannotBuild if a program cannot be built on this
     machine.
     """
@@ -208,21 +208,21 @@ def _drive(cell: Cell, target: Target) -> dict[str, Any]:
         "window": cell.window_s,
         "servers": ",".join(map(str, target.servers)),
         "others": target.source,
-        "limit": PATIENCE_S,
+        "limit": TIMEOUT_S,
     }
     if target.schedule is not None:
         options["schedule"] = target.schedule
     return run_client("deliver", options)
 
 
-def _seen(cell: Cell, found: dict[str, Any]) -> Seen:
+def _seen(cell: Cell, found: dict[str, Any]) -> CellResult:
     if found["num_ended"]:
         raise RunFailed(f"{found['num_ended']} streams ended")
     num_tokens = max(1, found["num_tokens"])
     server_s, source_s = sum(found["servers_s"]), sum(found["others_s"])
     window_s, client_s = found["window_s"], found["client_s"]
     foreign_s = found["machine_s"] - server_s - source_s - client_s
-    return Seen(
+    return CellResult(
         side=cell.side,
         num_streams=cell.num_streams,
         step_ms=cell.step_ms,

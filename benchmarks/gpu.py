@@ -70,7 +70,7 @@ ALL_OPTIONS = SamplingParams(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ReferenceValues:
     """Reference values of a figure: vLLM's, recorded on an H200, and the goal; None if there is
     none.
     """
@@ -79,33 +79,33 @@ class Mark:
     goal: float | None = None
 
 
-MARKS: dict[str, Mark] = {
-    "1B turn, 1 running": Mark(vllm=3.05, goal=0.95),
-    "1B turn, 32 running": Mark(vllm=2.28, goal=1.3),
-    "1B turn, 256 running": Mark(vllm=5.81, goal=2.8),
-    "8B turn, 1 running": Mark(vllm=6.05, goal=4.2),
-    "8B turn, 32 running": Mark(vllm=5.90, goal=5.2),
-    "8B turn, 128 running": Mark(vllm=9.05, goal=7.7),
-    "8B fp8 turn, 1 running": Mark(goal=2.9),
-    "8B fp8 turn, 32 running": Mark(goal=3.8),
-    "8B fp8 turn, 128 running": Mark(goal=5.9),
-    "8B fp8 offline, 256 x (512, 256)": Mark(goal=15_000),
-    "8B mixed turn, 32 + 512 over 2k": Mark(goal=17.3),
-    "8B turn at 32k over at 640": Mark(goal=1.5),
-    "1B prefill": Mark(vllm=255_400, goal=275_000),
-    "8B prefill": Mark(vllm=44_000, goal=45_000),
-    "1B offline, 256 x (512, 256)": Mark(vllm=32_837, goal=54_000),
-    "8B offline, 256 x (512, 256)": Mark(vllm=8_628, goal=10_500),
-    "1B served, 256 streams": Mark(vllm=22_360, goal=52_000),
-    "1B served TTFT p50": Mark(vllm=432, goal=280),
-    "1B served ITL p99": Mark(vllm=32.6, goal=16),
-    "1B served over offline": Mark(vllm=0.68, goal=0.96),
-    "8B served, 256 streams": Mark(vllm=9_869, goal=10_500),
-    "8B served TTFT p50": Mark(vllm=1_754, goal=1_600),
-    "8B served ITL p99": Mark(vllm=200, goal=100),
-    "1B every sampling option over greedy, 256 running": Mark(goal=1.15),
-    "1B first request over later ones, TTFT": Mark(goal=1.5),
-    "1B served, first request over later ones, TTFT": Mark(goal=1.5),
+MARKS: dict[str, ReferenceValues] = {
+    "1B turn, 1 running": ReferenceValues(vllm=3.05, goal=0.95),
+    "1B turn, 32 running": ReferenceValues(vllm=2.28, goal=1.3),
+    "1B turn, 256 running": ReferenceValues(vllm=5.81, goal=2.8),
+    "8B turn, 1 running": ReferenceValues(vllm=6.05, goal=4.2),
+    "8B turn, 32 running": ReferenceValues(vllm=5.90, goal=5.2),
+    "8B turn, 128 running": ReferenceValues(vllm=9.05, goal=7.7),
+    "8B fp8 turn, 1 running": ReferenceValues(goal=2.9),
+    "8B fp8 turn, 32 running": ReferenceValues(goal=3.8),
+    "8B fp8 turn, 128 running": ReferenceValues(goal=5.9),
+    "8B fp8 offline, 256 x (512, 256)": ReferenceValues(goal=15_000),
+    "8B mixed turn, 32 + 512 over 2k": ReferenceValues(goal=17.3),
+    "8B turn at 32k over at 640": ReferenceValues(goal=1.5),
+    "1B prefill": ReferenceValues(vllm=255_400, goal=275_000),
+    "8B prefill": ReferenceValues(vllm=44_000, goal=45_000),
+    "1B offline, 256 x (512, 256)": ReferenceValues(vllm=32_837, goal=54_000),
+    "8B offline, 256 x (512, 256)": ReferenceValues(vllm=8_628, goal=10_500),
+    "1B served, 256 streams": ReferenceValues(vllm=22_360, goal=52_000),
+    "1B served TTFT p50": ReferenceValues(vllm=432, goal=280),
+    "1B served ITL p99": ReferenceValues(vllm=32.6, goal=16),
+    "1B served over offline": ReferenceValues(vllm=0.68, goal=0.96),
+    "8B served, 256 streams": ReferenceValues(vllm=9_869, goal=10_500),
+    "8B served TTFT p50": ReferenceValues(vllm=1_754, goal=1_600),
+    "8B served ITL p99": ReferenceValues(vllm=200, goal=100),
+    "1B every sampling option over greedy, 256 running": ReferenceValues(goal=1.15),
+    "1B first request over later ones, TTFT": ReferenceValues(goal=1.5),
+    "1B served, first request over later ones, TTFT": ReferenceValues(goal=1.5),
 }
 
 
@@ -139,14 +139,14 @@ class Results:
         return [
             _judge_of(found)(found.name, found.value, goal, found.unit)
             for found in self.figures
-            if (goal := MARKS.get(found.name, Mark()).goal) is not None
+            if (goal := MARKS.get(found.name, ReferenceValues()).goal) is not None
         ]
 
     def print(self) -> None:
         """Print all figures, with vLLM's recorded ones and the goals."""
         rows: list[tuple[object, ...]] = []
         for found in self.figures:
-            mark = MARKS.get(found.name, Mark())
+            mark = MARKS.get(found.name, ReferenceValues())
             others = [("-" if x is None else x) for x in (mark.vllm, mark.goal)]
             rows.append((found.name, found.value, found.unit, *others))
         header = ("figure", "here", "unit", "vLLM, recorded", "goal")

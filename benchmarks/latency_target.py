@@ -156,7 +156,7 @@ def checks_of(machine: Machine, row: Row) -> list[Check]:
 
 
 def _check(
-    row: Row,
+    row: PlantFigures,
     name: str,
     value: float,
     goal: float = 1.0,

@@ -120,7 +120,7 @@ CLOSED_LOOP = Load(
 WHOLE = Load(name="to the end", prompt=(64, 64), output=(256, 256), budget=16_384, num_warm=8)
 
 
-class Loop:
+class LoadedEngine:
     """An engine under a load."""
 
     def __init__(self, engine: Engine, num_running: int, load: Load) -> None:
@@ -219,7 +219,7 @@ def cost_of(listener: EngineListeners, num_running: int, num_steps: int, load: L
         Engine(executor(num_running), config, time.monotonic),
         Engine(executor(num_running), config, time.monotonic, listener=listener),
     )
-    loops = [Loop(engine, num_running, load) for engine in engines]
+    loops = [LoadedEngine(engine, num_running, load) for engine in engines]
     for _ in range(load.num_warm):
         for loop in loops:
             loop.step()

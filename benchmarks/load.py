@@ -18,7 +18,7 @@ import numpy as np
 from penstock.client import Client, Event, Finished, PenstockError, TokenPrompt, Tokens
 from penstock.tools.demo.flood import TENANT_KEY
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Due(Protocol):
@@ -47,7 +47,7 @@ class LoadRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class RequestOutcome:
     """The outcome of a request.
 
     Attributes:
@@ -136,7 +136,7 @@ async def closed_loop(
     await asyncio.gather(*map(caller, range(concurrency)))
 
 
-def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable[Seen]]:
+def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable[RequestOutcome]]:
     """Return a function that sends a request over `client` with these generation options."""
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from load import LoadRequest, Seen, arrivals_s, open_loop, sending
+from load import LoadRequest, RequestOutcome, arrivals_s, open_loop, sending
 from penstock.client import NO_RETRY, Client, HealthStatus
 from penstock.tools.charts import Chart, Series, svg
 from report import (
@@ -45,7 +45,7 @@ MAX_TTFT_S = 2.0
 """Maximum TTFT of a request that was served in time, seconds."""
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 WARM_UP_S = 1.0
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _PROBE_EVERY_S = 0.05
 
 
@@ -84,7 +84,7 @@ class Probe:
         """Check until cancelled."""
         while True:
             begun_s = time.perf_counter()
-            status = await client.health(deadline_s=_PATIENCE_S)
+            status = await client.health(deadline_s=_TIMEOUT_S)
             self.took_s.append(time.perf_counter() - begun_s)
             self.num_not_serving += status is not HealthStatus.SERVING
             due_s = time.perf_counter() + _PROBE_EVERY_S
@@ -104,7 +104,7 @@ async def offer_load(address: str, rate_per_s: float, duration_s: float) -> Leve
         # A separate connection.
         Client(address, retry=NO_RETRY) as aside,
     ):
-        await client.health(deadline_s=_PATIENCE_S)
+        await client.health(deadline_s=_TIMEOUT_S)
         begun_s = time.perf_counter()
         probing = asyncio.create_task(probe.run(aside))
         seen = await open_loop(requests, sending(client))
@@ -113,7 +113,7 @@ async def offer_load(address: str, rate_per_s: float, duration_s: float) -> Leve
 
 
 def level_of(
-    load: float, begun_s: float, seen: list[Seen], probe: Probe, duration_s: float
+    load: float, begun_s: float, seen: list[RequestOutcome], probe: Probe, duration_s: float
 ) -> Level:
     """Return the figures of one load that started at `begun_s`."""
     span_s = duration_s - WARM_UP_S

@@ -27,7 +27,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import LoadRequest, Seen, closed_loop, sending
+from load import LoadRequest, RequestOutcome, closed_loop, sending
 from penstock.client import NO_RETRY, Client
 from report import (
     Outcome,
@@ -54,7 +54,7 @@ _WARM_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class VariantResult:
     """The results of one side (Ray or native) under one load, within the window."""
 
     load: str
@@ -117,7 +117,7 @@ def _recommended() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-async def measured(port: int, side: str, load: str, window_s: float) -> Found:
+async def measured(port: int, side: str, load: str, window_s: float) -> VariantResult:
     """Keep the streams running; return the figures of the window after the warm-up. `num_failed`
     includes the warm-up.
     """
@@ -139,7 +139,7 @@ async def measured(port: int, side: str, load: str, window_s: float) -> Found:
         if begin_s <= one.ended_s - one.total_s + after_s < end_s
     ]
     ttft_s = [one.ttft_s for one in found if one.ttft_s and one.ended_s - one.total_s >= begin_s]
-    return Found(
+    return VariantResult(
         load=load,
         side=side,
         tokens_per_s=sum(inside) / window_s,

@@ -31,7 +31,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from report import RunFailed
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 ALL_CORES = os.sched_getaffinity(0)
 MEASURED = ("--log-level", "error", "--drain-grace-s", "0.1")
 """Options of a service in speed measurements."""
@@ -110,7 +110,7 @@ class Service:
 
     def total(self, name: str) -> float:
         """Return the sum of a metric over all labels."""
-        with urllib.request.urlopen(self._places["metrics"], timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(self._places["metrics"], timeout=TIMEOUT_S) as answer:
             text: str = answer.read().decode()
         samples = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
         return sum(map(float, samples))
@@ -123,13 +123,13 @@ class Service:
     def wait_for_exit(self) -> int | None:
         """Wait for the exit; return the exit code, None if the process had to be killed."""
         try:
-            code: int | None = self.process.wait(PATIENCE_S)
+            code: int | None = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = None
             self.process.kill()
             self.process.wait()
         for reader in self._readers:
-            reader.join(PATIENCE_S)
+            reader.join(TIMEOUT_S)
         return code
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
@@ -230,7 +230,7 @@ def request(num_tokens: int, num_prompt: int = 4) -> bytes:
 
 
 def run_client(
-    role: str, options: dict[str, object], *, limit_s: float = PATIENCE_S
+    role: str, options: dict[str, object], *, limit_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """Run the load client; return its results. Raises RunFailed if it failed, CannotBuild if it
     cannot be built."""
@@ -282,7 +282,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     arrives for a minute.
     """
     assert process.stdout is not None
-    if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
+    if not select.select([process.stdout], [], [], TIMEOUT_S)[0]:
         raise RunFailed(f"{process.args!r} printed nothing")
     return process.stdout.readline()
 

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from load import LoadRequest, Seen, open_loop, sending
+from load import LoadRequest, RequestOutcome, open_loop, sending
 from penstock.client import NO_RETRY, Client
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
@@ -52,7 +52,7 @@ NUM_BLOCKS = 1024
 MAX_SEQ_LEN = 1024
 LOADS = (0.4, 0.9)
 START_S = 60.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 _PREFIX_TOKENS, _SHARED = 64, 0.3
 SERVICE = (
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--num-blocks", str(NUM_BLOCKS)),
@@ -132,7 +132,7 @@ class RecordedService:
 
     async def _recorded(self) -> list[TraceRequest]:
         path = self._folder / "requests.jsonl"
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while _num_lines(path) < self._num_requests:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.1)
         return list(read_trace(path))

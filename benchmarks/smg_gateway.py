@@ -100,7 +100,7 @@ async def through_gateway(port: int, window_s: float) -> list[float]:
     return found
 
 
-async def straight(addresses: list[str], window_s: float) -> list[float]:
+async def direct(addresses: list[str], window_s: float) -> list[float]:
     """Return the TTFT in seconds of streams directly over gRPC, `NUM_STREAMS` at a time; the client
     spreads them over the workers.
     """
@@ -124,11 +124,11 @@ async def ttft(options: Namespace) -> Outcome:
         addresses = [first.address, second.address]
         async with gateway_for(*addresses, policy="round_robin") as gateway:
             await through_gateway(gateway.port, 1.0)  # warm-up: connections, caches, code
-            await straight(addresses, 1.0)
+            await direct(addresses, 1.0)
             for _ in range(num_rounds):
                 by_way = {
                     "gateway": await through_gateway(gateway.port, window_s),
-                    "straight": await straight(addresses, window_s),
+                    "straight": await direct(addresses, window_s),
                 }
                 rounds.append(
                     {f"{way}_p50_ms": 1e3 * statistics.median(ms) for way, ms in by_way.items()}

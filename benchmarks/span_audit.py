@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentRequest:
     """A request that was sent. `parent_id`: id of the client's span, the parent of the root span.
 
     `is_answered`: the client received a response, so the server must have received the request. A
@@ -55,7 +55,7 @@ class Audit:
     names: Mapping[str, int]
 
 
-def audit(sent: Collection[Sent], spans: Iterable[Span], *, max_gap_ns: int) -> Audit:
+def audit(sent: Collection[SentRequest], spans: Iterable[Span], *, max_gap_ns: int) -> Audit:
     """Check the spans of all requests; return the counts. Trace ids of `sent` must be unique."""
     by_trace: dict[bytes, list[Span]] = defaultdict(list)
     names: Counter[str] = Counter()

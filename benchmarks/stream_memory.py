@@ -8,9 +8,8 @@ after the first token. gRPC's core is known to keep 100 to 200 bytes for each di
 
     python benchmarks/stream_memory.py [--full] [--json FILE]
 
-Resident memory varies by a megabyte. Growth over 10,000 requests, which take under a minute, is
-reported, but it is checked against its goal only with --full, over 100,000 requests.
-"""
+Resident memory varies by a megabyte. MemoryGrowth over 10,000 requests, which take under a minute,
+is reported, but it is checked against its goal only with --full, over 100,000 requests."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class OpenStreams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class MemoryGrowth:
     """Resident bytes of the front process before the first and after each block of requests.
 
     `request_bytes`: the slope over the second half, bytes per request.
@@ -166,7 +165,7 @@ def measure_growth(kind: str, num_requests: int, num_tokens: int, leave_after: i
     # Some allocations happen only once, so only the second half shows continuous growth.
     half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
     slope = float(np.polyfit(np.arange(len(half)) * block, half, 1)[0])
-    return Growth(
+    return MemoryGrowth(
         kind=kind,
         num_requests=block * NUM_BLOCKS,
         per_s=float(np.median(rates)),

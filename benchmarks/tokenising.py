@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from load import LoadRequest, Seen, closed_loop, read
+from load import LoadRequest, RequestOutcome, closed_loop, read
 from loop_ticks import FOLDER_VARIABLE, TickReader
 from penstock.client import NO_RETRY, Client, PoolConfig
 from penstock.executor.models import resolve_model
@@ -335,16 +335,16 @@ def flood(options: Namespace) -> Outcome:
     ]
 
 
-def ttft_ms(seen: list[Seen], percent: float) -> float:
+def ttft_ms(seen: list[RequestOutcome], percent: float) -> float:
     """Return a percentile of the TTFT, ms."""
     return percentile_ms([one.ttft_s for one in seen if one.ttft_s is not None], percent)
 
 
-async def short_calls(serving: Service, duration_s: float) -> list[Seen]:
+async def short_calls(serving: Service, duration_s: float) -> list[RequestOutcome]:
     """Send short prompts of a tenant, one after another, for `duration_s` seconds; return the
     results.
     """
-    found: list[Seen] = []
+    found: list[RequestOutcome] = []
     async with Client(serving.address, retry=NO_RETRY) as client:
 
         async def call(_: int) -> None:

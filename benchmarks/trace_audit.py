@@ -44,7 +44,7 @@ _OPTIONS = (
 )
 
 
-class Killer(threading.Thread):
+class EngineKiller(threading.Thread):
     """Kills the engine every `interval_s` until it is stopped, at most `most` times."""
 
     def __init__(self, service: Service, interval_s: float, most: int) -> None:
@@ -80,7 +80,7 @@ def measure(options: Namespace) -> Outcome:
             requests = make_requests(num, options.seed, options.rate)
             # After five crashes in a minute the supervisor stops the service; another test covers
             # that.
-            killer = Killer(serving, interval_s, most=4 if interval_s < 15 else 1000)
+            killer = EngineKiller(serving, interval_s, most=4 if interval_s < 15 else 1000)
             killer.start()
             answers = asyncio.run(drive(serving.address, requests, MAX_SEQ_LEN))
             killer.stop()

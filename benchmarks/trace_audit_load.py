@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from load import PATIENCE_S as _PATIENCE_S
+from load import TIMEOUT_S as _TIMEOUT_S
 from load import open_loop
 from penstock.client import (
     NO_RETRY,
@@ -28,14 +28,14 @@ from penstock.client import (
     Tokens,
     TraceContext,
 )
-from span_audit import Sent
+from span_audit import SentRequest
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 _PROMPT_TOKENS = 24
 _MALFORMED = b"\x0a\xff\xff\xff\x7fnot a message"
 
 
-class Kind(enum.StrEnum):
+class RequestKind(enum.StrEnum):
     """The intended end of a request."""
 
     WHOLE = "whole"
@@ -57,19 +57,19 @@ class Kind(enum.StrEnum):
 
 
 _WEIGHTS = {
-    Kind.WHOLE: 36,
-    Kind.ONCE: 8,
-    Kind.LEFT: 14,
-    Kind.ABANDONED: 6,
-    Kind.CANCELLED: 6,
-    Kind.DEADLINE: 10,
-    Kind.CALL_DEADLINE: 6,
-    Kind.BAD_FIELD: 4,
-    Kind.UNKNOWN_MODEL: 3,
-    Kind.TOO_LONG: 3,
-    Kind.MALFORMED: 4,
+    RequestKind.WHOLE: 36,
+    RequestKind.ONCE: 8,
+    RequestKind.LEFT: 14,
+    RequestKind.ABANDONED: 6,
+    RequestKind.CANCELLED: 6,
+    RequestKind.DEADLINE: 10,
+    RequestKind.CALL_DEADLINE: 6,
+    RequestKind.BAD_FIELD: 4,
+    RequestKind.UNKNOWN_MODEL: 3,
+    RequestKind.TOO_LONG: 3,
+    RequestKind.MALFORMED: 4,
 }
-_NEVER_MULTIPLEXED = (Kind.MALFORMED,)
+_NEVER_MULTIPLEXED = (RequestKind.MALFORMED,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class AuditRequest:
     end, such as the time of a cancel.
     """
 
-    kind: Kind
+    kind: RequestKind
     is_multiplexed: bool
     at_s: float
     trace_id: bytes
@@ -98,7 +98,7 @@ class Answers:
     "left".
     """
 
-    sent: list[Sent] = field(default_factory=list[Sent])
+    sent: list[SentRequest] = field(default_factory=list[SentRequest])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def note(self, request: AuditRequest, outcome: str, *, is_answered: bool) -> None:

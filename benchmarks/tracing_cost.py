@@ -52,6 +52,7 @@ from tracing_sides import (
     PEERS,
     PENSTOCK,
     UP,
+    RunResult,
     Side,
     VariantRun,
     base_of,

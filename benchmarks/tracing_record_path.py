@@ -180,7 +180,7 @@ async def _batch_us(
 async def _measured(path: Path, num_batches: int) -> RecordPath:
     """Return the costs, measured with records sent to the reader at the socket `path`."""
     exporter = Exporter(
-        path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
+        path, Hello(front_id=1, pid=1), live_views=lambda: (), execute=lambda _, __: None
     )
     await exporter.start()
     recorder = RequestRecorder(exporter.offer)

@@ -65,7 +65,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LoadSummary:
     """The results of one run. Times in milliseconds.
 
     Attributes:
@@ -139,11 +139,11 @@ class Records:
         del self._latest[key]
         self._num_ended += 1
 
-    def seen(self) -> Seen:
+    def summary(self) -> LoadSummary:
         """Return the summary. All requests must have ended."""
         elapsed_s, cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._cpu_s
         burst, ttft, itl = self._burst_s, self._ttft_s, self._itl_s
-        return Seen(
+        return LoadSummary(
             burst_mean=float(np.mean(burst)) * 1e3,
             burst_p99=percentile_ms(burst, 99),
             ttft_mean=float(np.mean(ttft)) * 1e3,
@@ -160,7 +160,7 @@ class Records:
 
 async def closed_loop(
     load: Load, generate: Callable[[Records, int, Request], Awaitable[None]]
-) -> Seen:
+) -> LoadSummary:
     """Run `load` with one task per request in flight; return the summary.
 
     `generate` sends one request and records its start, tokens and end under its key.
@@ -176,10 +176,10 @@ async def closed_loop(
     async with asyncio.TaskGroup() as group:
         for _ in range(load.concurrency):
             group.create_task(one_after_another())
-    return records.seen()
+    return records.summary()
 
 
-async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
+async def answer_loads(run: Callable[[Load], Awaitable[LoadSummary]]) -> None:
     """Run the loads read from stdin, one JSON object per line, until it is closed; print the
     results of each.
     """

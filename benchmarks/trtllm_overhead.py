@@ -34,7 +34,7 @@ from pathlib import Path
 from penstock.executor.models import resolve_model
 from report import Outcome, RunFailed, arguments, at_most, medians, print_rows, progress, run
 from services import cpu_s, process, service
-from trtllm_load import ANSWER, Load, Seen
+from trtllm_load import ANSWER, Load, LoadSummary
 
 CONCURRENCIES = (1, 64, 256)
 MIN_REQUESTS = 3
@@ -64,7 +64,7 @@ _SIZES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Seen):
+class Run(LoadSummary):
     """The results of one load on one variant. `engine_us`, `front_us`: CPU time of the variant's
     engine and front processes per token; 0 for the floor, whose client process runs the engine.
     """
@@ -88,7 +88,7 @@ class Side:
         assert self.sender.stdin is not None
         before = {name: sum(map(cpu_s, pids)) for name, pids in self.servers.items()}
         print(json.dumps(asdict(load)), file=self.sender.stdin, flush=True)
-        seen = Seen(**json.loads(answer_of(self.sender)))
+        seen = LoadSummary(**json.loads(answer_of(self.sender)))
         spent = {
             name: (sum(map(cpu_s, pids)) - before[name]) * 1e6 / seen.num_tokens
             for name, pids in self.servers.items()
@@ -204,7 +204,7 @@ def measure(options: Namespace) -> Outcome:
     runs = all_runs(size)
     print(f"\n{len(os.sched_getaffinity(0))} cores, load average {before:.1f} before")
     title = f"Closed loop, steps of {STEP_MS:g} ms: milliseconds; CPU microseconds per token"
-    columns = ("in_flight", "side", *Seen.__dataclass_fields__, "engine_us", "front_us")
+    columns = ("in_flight", "side", *LoadSummary.__dataclass_fields__, "engine_us", "front_us")
     print_rows(title, medians(runs, "in_flight", "side"), *columns)
     rows = [
         {"in flight": in_flight, "side": side}

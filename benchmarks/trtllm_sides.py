@@ -29,7 +29,7 @@ from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.ipc.frames import EngineHello
 from penstock.server.ipc.unix_port import UnixEnginePort
-from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, print_json
+from trtllm_load import Load, LoadSummary, Records, Request, answer_loads, closed_loop, print_json
 from usage import print_usage
 
 MAX_BATCH_SIZE = 256
@@ -49,7 +49,7 @@ async def floor(folder: Path) -> None:
         enable_chunked_prefill=True,
     )
 
-    async def run(load: Load) -> Seen:
+    async def run(load: Load) -> LoadSummary:
         async def generate(records: Records, key: int, request: Request) -> None:
             params = package.sampling_params(
                 max_tokens=request.num_tokens, end_id=-1, temperature=0.0, detokenize=False
@@ -86,7 +86,7 @@ def engine(folder: Path, path: Path) -> None:
         loop.run()
 
 
-class LinkLoad:
+class SocketLoad:
     """Sends a load over the engine's socket and receives events, as a front process without gRPC
     and text processing would."""
 
@@ -95,9 +95,9 @@ class LinkLoad:
         self._next_key = _FRONT_ID << 32
         self._records: Records | None = None
         self._waiting: Iterator[Request] = iter(())
-        self._seen: asyncio.Future[Seen] | None = None
+        self._seen: asyncio.Future[LoadSummary] | None = None
 
-    async def run(self, load: Load) -> Seen:
+    async def run(self, load: Load) -> LoadSummary:
         """Run one load; return the results. Raises ValueError if a request fails, ConnectionError
         if the engine disconnects.
         """
@@ -126,7 +126,7 @@ class LinkLoad:
             self._plan_next(records)
         if records.is_complete:
             self._seen = None
-            seen.set_result(records.seen())
+            seen.set_result(records.summary())
 
     def on_lost(self) -> None:
         """See `EnginePortListener`."""
@@ -159,7 +159,7 @@ class LinkLoad:
 
 async def link(path: Path) -> None:
     """Run loads over the engine's socket."""
-    load = LinkLoad(path)
+    load = SocketLoad(path)
     await load.port.start(load)
     await load.port.wait_up()
     await answer_loads(load.run)
@@ -170,7 +170,7 @@ async def service(address: str) -> None:
     """Run loads over gRPC, all on one connection."""
     async with Client(address, retry=NO_RETRY) as client:
 
-        async def run(load: Load) -> Seen:
+        async def run(load: Load) -> LoadSummary:
             async def generate(records: Records, key: int, request: Request) -> None:
                 token_prompt = TokenPrompt(ids=tuple(request.prompt))
                 records.start(key)

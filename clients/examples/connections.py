@@ -18,21 +18,21 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 _DEADLINE_S = 10.0
 
 
-def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
-    """Return one line about the server, and one line per connection, as far as one response lists
-    them. Raises grpc.RpcError."""
+def server_lines(server: channelz_pb2.Server, stub: Any) -> list[str]:
+    """Return one line about the server, and one line for each connection in the first page of
+    GetServerSockets. Raises grpc.RpcError."""
     data = server.data
     lines = [
         f"server {server.ref.server_id}: {data.calls_started} calls, {data.calls_failed} failed,"
         f" listens on {', '.join(socket.name for socket in server.listen_socket)}"
     ]
-    listed = stub.GetServerSockets(
+    page = stub.GetServerSockets(
         channelz_pb2.GetServerSocketsRequest(server_id=server.ref.server_id), timeout=_DEADLINE_S
     )
-    for ref in listed.socket_ref:
-        asked = channelz_pb2.GetSocketRequest(socket_id=ref.socket_id)
+    for ref in page.socket_ref:
+        request = channelz_pb2.GetSocketRequest(socket_id=ref.socket_id)
         try:
-            socket = stub.GetSocket(asked, timeout=_DEADLINE_S).socket
+            socket = stub.GetSocket(request, timeout=_DEADLINE_S).socket
         except grpc.RpcError as error:
             if cast(Any, error).code() is grpc.StatusCode.NOT_FOUND:
                 continue  # The connection was closed meanwhile.
@@ -54,9 +54,9 @@ def main(argv: list[str]) -> int:
     with grpc.insecure_channel(args.address) as channel:
         stub = cast(Any, channelz_pb2_grpc).ChannelzStub(channel)
         try:
-            asked = channelz_pb2.GetServersRequest()
-            for server in stub.GetServers(asked, timeout=_DEADLINE_S).server:
-                print("\n".join(shown(server, stub)))
+            request = channelz_pb2.GetServersRequest()
+            for server in stub.GetServers(request, timeout=_DEADLINE_S).server:
+                print("\n".join(server_lines(server, stub)))
         except grpc.RpcError as error:
             call = cast(Any, error)
             print(f"{call.code().name}: {call.details()}", file=sys.stderr)

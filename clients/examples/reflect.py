@@ -49,7 +49,7 @@ class Server:
             for method in self._pool.FindServiceByName(service).methods:
                 yield f"{service}/{method.name}"
 
-    def described(self, symbol: str) -> str:
+    def describe(self, symbol: str) -> str:
         """Return the descriptor of a top-level service, message or enumeration, as text. Raises
         KeyError for another symbol, and grpc.RpcError."""
         file = self._pool.FindFileContainingSymbol(symbol)
@@ -75,15 +75,15 @@ class Server:
             json_format.ParseDict(value, request_class(), descriptor_pool=self._pool)
             for value in _json_values(text)
         ]
-        answer_class = message_factory.GetMessageClass(method.output_type)
+        response_class = message_factory.GetMessageClass(method.output_type)
         # In HTTP/2 a single message is a stream of one message.
         multi = self._channel.stream_stream(
             f"/{method.containing_service.full_name}/{method.name}",
             request_serializer=_serialized,
-            response_deserializer=answer_class.FromString,
+            response_deserializer=response_class.FromString,
         )
-        for answer in multi(iter(requests or [request_class()])):
-            yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
+        for response in multi(iter(requests or [request_class()])):
+            yield json_format.MessageToJson(response, descriptor_pool=self._pool)
 
     def _method(self, name: str) -> MethodDescriptor:
         """Return the method with the name `service/method`.
@@ -109,7 +109,7 @@ _PROTOS: dict[str, Any] = {
 
 
 def _details(error: grpc.RpcError) -> Iterator[str]:
-    """Yield the google.rpc messages in the details of a status, as JSON."""
+    """Yield the details of a status as JSON; for a detail of an unknown type, only its type URL."""
     status = cast(Any, rpc_status).from_call(error)
     for detail in () if status is None else status.details:
         try:
@@ -193,7 +193,7 @@ def _header(text: str) -> Header:
         raise argparse.ArgumentTypeError(f"{name}: not base64: {error}") from error
 
 
-def _authorities(path: str) -> bytes:
+def _read_authorities(path: str) -> bytes:
     """Return the content of a PEM file. Raises ArgumentTypeError if it cannot be read or contains
     no certificate."""
     try:
@@ -205,14 +205,14 @@ def _authorities(path: str) -> bytes:
     return content
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
+def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Call a gRPC server by reflection.")
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("action", choices=("list", "describe", "call"))
     parser.add_argument("name", nargs="?", help="a symbol, or SERVICE/METHOD")
     parser.add_argument("data", nargs="?", help="JSON; - reads it from stdin")
     parser.add_argument(
-        "--ca", type=_authorities, metavar="FILE", help="PEM file with authorities; means TLS"
+        "--ca", type=_read_authorities, metavar="FILE", help="PEM file with authorities; means TLS"
     )
     parser.add_argument(
         "--header", type=_header, action="append", default=[], metavar="NAME: VALUE",
@@ -230,14 +230,14 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Run the program and return the exit code."""
-    args = _parsed(argv)
+    args = _parse_args(argv)
     with _channel(args) as channel:
         server = Server(channel)
         try:
             if args.action == "list":
                 answers = server.method_names()
             elif args.action == "describe":
-                answers = iter((server.described(args.name),))
+                answers = iter((server.describe(args.name),))
             else:
                 data = sys.stdin.read() if args.data == "-" else args.data
                 answers = server.call(args.name, data or "")

@@ -49,7 +49,7 @@ def normal_name(name: str) -> str:
 def installed() -> dict[str, str]:
     """Return the versions of the installed packages by name.
 
-    Of a package that is installed twice, it is the version that this interpreter imports.
+    For a package that is installed twice, the version is the one that this interpreter imports.
     """
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():

@@ -25,9 +25,9 @@ TRANSITIONS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The tokens that one request computes in the steps of the picture. `first_step` is counted
-    from 0.
+class ScheduledRequest:
+    """A request of the picture of in-flight batching, and the tokens that it computes in each step.
+    `first_step` is counted from 0.
     """
 
     slot: int
@@ -40,11 +40,11 @@ class Share:
 STEP_BUDGET_TOKENS = 16
 NUM_SLOTS, NUM_STEPS = 3, 9
 # Three slots, a budget of 16 tokens per step. D waits for a slot and gets that of C when C ends.
-SHARES = (
-    Share(slot=0, name="A", first_step=0, prefills=(6,), num_decodes=8),
-    Share(slot=1, name="B", first_step=0, prefills=(10, 8, 14, 14), num_decodes=5),
-    Share(slot=2, name="C", first_step=1, prefills=(7,), num_decodes=3),
-    Share(slot=2, name="D", first_step=5, prefills=(14, 6), num_decodes=2),
+REQUESTS = (
+    ScheduledRequest(slot=0, name="A", first_step=0, prefills=(6,), num_decodes=8),
+    ScheduledRequest(slot=1, name="B", first_step=0, prefills=(10, 8, 14, 14), num_decodes=5),
+    ScheduledRequest(slot=2, name="C", first_step=1, prefills=(7,), num_decodes=3),
+    ScheduledRequest(slot=2, name="D", first_step=5, prefills=(14, 6), num_decodes=2),
 )
 
 
@@ -53,11 +53,11 @@ def tokens_of_step(step: int) -> int:
     from 0.
     """
     total = 0
-    for share in SHARES:
-        age = step - share.first_step
-        if 0 <= age < len(share.prefills):
-            total += share.prefills[age]
-        elif len(share.prefills) <= age < len(share.prefills) + share.num_decodes:
+    for request in REQUESTS:
+        age = step - request.first_step
+        if 0 <= age < len(request.prefills):
+            total += request.prefills[age]
+        elif len(request.prefills) <= age < len(request.prefills) + request.num_decodes:
             total += 1
     return total
 
@@ -141,12 +141,12 @@ def step() -> Canvas:
         canvas.text(left + wide * (number + 0.5), top - 12, f"step {number + 1}", anchor="middle")
     for slot in range(NUM_SLOTS):
         canvas.text(left - 12, top + high * (slot + 0.5) + 4, f"slot {slot}", anchor="end")
-    for share in SHARES:
-        work = [*((f"{share.name}: {size}", BLUE) for size in share.prefills)]
-        work += [(f"{share.name}: 1", ORANGE)] * share.num_decodes
+    for request in REQUESTS:
+        work = [*((f"{request.name}: {size}", BLUE) for size in request.prefills)]
+        work += [(f"{request.name}: 1", ORANGE)] * request.num_decodes
         for age, (words, fill) in enumerate(work):
-            x = left + wide * (share.first_step + age)
-            canvas.box(x + 2, top + high * share.slot + 2, wide - 4, high - 4, words, fill)
+            x = left + wide * (request.first_step + age)
+            canvas.box(x + 2, top + high * request.slot + 2, wide - 4, high - 4, words, fill)
     floor = top + high * 3 + 104
     for number in range(NUM_STEPS):
         size = tokens_of_step(number)

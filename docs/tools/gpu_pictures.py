@@ -54,7 +54,7 @@ SHAPES = {
 }
 COLOURS = {"1B": BLUE, "8B": ORANGE}
 VLLM = "vLLM 0.20.2, 2026-11-20"
-VLLM_TURNS_MS = {"1B": {1: 3.05, 32: 2.28, 256: 5.81}, "8B": {1: 6.05, 32: 5.90, 128: 9.05}}
+VLLM_STEP_MS = {"1B": {1: 3.05, 32: 2.28, 256: 5.81}, "8B": {1: 6.05, 32: 5.90, 128: 9.05}}
 VLLM_SERVED = {
     "1B": {32: (12_752, 1.99), 256: (22_360, 8.25)},
     "8B": {32: (4_309, 5.86), 128: (8_640, 8.87), 256: (9_869, 14.2)},
@@ -102,7 +102,9 @@ class Axes:
 
 
 def roofline(source: dict[str, Any]) -> str:
-    """Draw decode steps below the limits of memory and matrix units."""
+    """Return the roofline plot of the decode steps as SVG, with the limits of memory and matrix
+    units. `source`: the content of gpu.json.
+    """
     drawing = Drawing(WIDTH)
     axes = Axes(x=(0.7, 400), y=(0.5, 1200), left=LEFT, width=660, height=340, is_log=True)
     drawing.text(LEFT, 24, "Decode turns under the roof of an H200", size=15, is_bold=True)
@@ -120,7 +122,7 @@ def roofline(source: dict[str, Any]) -> str:
     drawing.text(*_moved(axes.at(9, 62), 0, 0), f"copy {COPY_TB_S} TB/s", anchor="end")
     drawing.text(*_moved(axes.at(400, PRODUCT_TFLOP_S), 0, 18), "product 788 TFLOP/s", anchor="end")
     for shape, work in SHAPES.items():
-        for num_rows, vllm_ms in VLLM_TURNS_MS[shape].items():
+        for num_rows, vllm_ms in VLLM_STEP_MS[shape].items():
             num_flops, num_bytes = work.work(num_rows)
             intensity = num_flops / num_bytes
             for taken_ms, is_ours in (
@@ -139,7 +141,9 @@ def roofline(source: dict[str, Any]) -> str:
 
 
 def timeline(source: dict[str, Any]) -> str:
-    """Draw two steps of each model: host activity in the upper row, device activity below it."""
+    """Return a timeline of the profiled decode steps of each model as SVG: host activity in the
+    upper row, device activity below it. `source`: the content of gpu.json.
+    """
     drawing = Drawing(WIDTH)
     drawing.text(LEFT, 24, "Two turns of decodes, by the profiler", size=15, is_bold=True)
     top = TOP + 20
@@ -168,7 +172,7 @@ def timeline(source: dict[str, Any]) -> str:
             drawing.text(x, top + 78, f"{place / 1e3:g} ms", anchor="middle", fill=QUIET, size=11)
         busy = sum(sums.values()) / end
         shares = ", ".join(
-            f"{kind} {took / end:.0%}" for kind, took in _falling(sums) if took > end / 200
+            f"{kind} {took / end:.0%}" for kind, took in _descending(sums) if took > end / 200
         )
         drawing.text(LEFT, top + 98, f"device busy {busy:.0%}: {shares}", fill=QUIET, size=11)
         top += 136
@@ -177,7 +181,9 @@ def timeline(source: dict[str, Any]) -> str:
 
 
 def latency(source: dict[str, Any]) -> str:
-    """Draw the service's throughput over its median ITL, one point for each number of streams."""
+    """Return the plot of the service's throughput over its median ITL as SVG, one point for each
+    number of streams. `source`: the content of gpu.json.
+    """
     drawing = Drawing(WIDTH)
     title = "Served: tokens/s over the median time between tokens"
     drawing.text(LEFT, 24, title, size=15, is_bold=True)
@@ -232,7 +238,7 @@ def _curve(figures: dict[str, float], shape: str) -> dict[int, tuple[float, floa
     }
 
 
-def _falling(sums: dict[str, float]) -> list[tuple[str, float]]:
+def _descending(sums: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(sums.items(), key=lambda item: -item[1])
 
 
@@ -253,7 +259,9 @@ def _legend(drawing: Drawing, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def add_results(source: dict[str, Any], results: dict[str, Any]) -> None:
-    """Add the results of a run of benchmarks/gpu.py to `source`; figures get five digits."""
+    """Add the results of a run of benchmarks/gpu.py to `source`; figures are rounded to five
+    digits.
+    """
     for found in results["figures"]:
         source["figures"][found["name"]] = float(f"{found['value']:.5g}")
     source["timelines"] |= results["timelines"]

@@ -26,7 +26,9 @@ class Key:
 
 
 def keys_of(item: Declared) -> tuple[Key, ...]:
-    """Return the keys of a setting whose kind is a dataclass, and of the objects in it."""
+    """Return the keys of a setting whose kind is a dataclass, and of the objects in it. Raises
+    TypeError for a field that is not declared with `setting`.
+    """
     defaults: Mapping[str, object] = item.setting.base or {}
     keys = tuple(_keys(item.kind, ""))
     if item.setting.needs_all:

@@ -48,8 +48,14 @@ class Slice:
 
 @dataclass(slots=True)
 class Timeline:
-    """A trace file, sorted by kind of element. `names`: names of tracks; `groups`: names of track
-    groups.
+    """The events of a trace file, sorted by kind. A track is a pair of process id and thread id.
+
+    Attributes:
+        names: Names of tracks.
+        groups: Names of track groups, by process id.
+        counters: The samples of each counter, by its name: time in seconds, and values by series.
+        arrows: The points of each arrow, by its id: track, and time in seconds.
+        marks: Instant events: track, name, and time in seconds.
     """
 
     names: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
@@ -134,7 +140,7 @@ class _Picture:
         ends = [each.end_s for each in timeline.slices]
         self._length_s = max(1e-6, *ends)
         self._rows: dict[tuple[int, int], tuple[float, float]] = {}
-        # By slot, the residency that phases are drawn in: name and tenant.
+        # By track of a slot: the name and the tenant of the request whose phases are being drawn.
         self._residencies: dict[tuple[int, int], tuple[str, str]] = {}
         self._y = 0.0
 

@@ -107,12 +107,12 @@ class Screen:
         """Write text to the screen. Colours and unknown sequences are ignored."""
         text, at = self._unfinished + text, 0
         for found in SEQUENCE.finditer(text):
-            self._plain(text[at : found.start()])
+            self._print(text[at : found.start()])
             self._control(found[1], found[2])
             at = found.end()
         # The end of the piece may split an escape sequence.
         whole, mark, begun = text[at:].partition("\x1b")
-        self._plain(whole)
+        self._print(whole)
         self._unfinished = mark + begun
 
     @property
@@ -127,21 +127,21 @@ class Screen:
         elif kind == "K":
             self._lines[self._row] = ""
 
-    def _plain(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         for character in text:
             if character == "\r":
                 self._column = 0
             elif character == "\n":
-                self._down()
+                self._line_feed()
             else:
                 if self._column == self._columns:
                     self._column = 0
-                    self._down()
+                    self._line_feed()
                 line = self._lines[self._row].ljust(self._column)
                 self._lines[self._row] = line[: self._column] + character + line[self._column + 1 :]
                 self._column += 1
 
-    def _down(self) -> None:
+    def _line_feed(self) -> None:
         self._row += 1
         if self._row == len(self._lines):
             self._lines.append("")

@@ -63,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         seen.add(path)
         if not path.startswith("docs/"):
             files.append(
-                File.generated(config, site_place(path), abs_src_path=str(REPOSITORY / path))
+                File.generated(config, site_path(path), abs_src_path=str(REPOSITORY / path))
             )
         if path.endswith(".md"):
             text = (REPOSITORY / path).read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def for_site(path: str, markdown: str) -> str:
     """Return the Markdown of the file `path` with its links rewritten for the site."""
-    here = posixpath.dirname(site_place(path))
+    here = posixpath.dirname(site_path(path))
 
     def target_of(target: str) -> str | None:
         if _is_elsewhere(target):
@@ -93,7 +93,7 @@ def for_site(path: str, markdown: str) -> str:
         if file is None:
             # A folder without a README has no page on the site.
             return None
-        relative = posixpath.relpath(site_place(file), here or ".")
+        relative = posixpath.relpath(site_path(file), here or ".")
         _, hash_mark, anchor = target.partition("#")
         return f"{relative}{hash_mark}{anchor}"
 
@@ -158,7 +158,7 @@ def linked_file(path: str, target: str) -> str | None:
     return file
 
 
-def site_place(path: str) -> str:
+def site_path(path: str) -> str:
     """Return the path of a file in the site's sources."""
     parts = PurePosixPath(path).parts
     return posixpath.join(*parts[1:]) if parts[0] == "docs" else posixpath.join(BELOW, *parts)

@@ -49,13 +49,14 @@ class Case:
         queries: Unit of each PromQL query; `[5m]` is replaced by the duration of the run.
         top_s, kill_s: Seconds after the start of the load at which `penstock top` is captured, and
             at which the engine is killed (None: never).
-        has_...: Whether the page has these pictures in addition to the first timeline.
-        logged: Words that select the log lines to include.
+        has_timeline_after, has_top: Whether the page has these pictures in addition to the timeline
+            of the first run.
+        log_words: Words that select the log lines to include.
     """
 
     name: str
     options: tuple[str, ...]
-    asks: tuple[LoadRequest, ...]
+    requests: tuple[LoadRequest, ...]
     groups: tuple[str, ...]
     queries: Mapping[str, str]
     view: View
@@ -66,7 +67,7 @@ class Case:
     second_requests: tuple[LoadRequest, ...] = ()
     has_timeline_after: bool = False
     has_top: bool = True
-    logged: tuple[str, ...] = ()
+    log_words: tuple[str, ...] = ()
 
     @property
     def first_options(self) -> tuple[str, ...]:
@@ -86,13 +87,13 @@ def _request(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: A
 
 
 def _short_of_blocks() -> Case:
-    asks = [_request(f"essay-{i + 1}", 0.12 * i, 96, 200) for i in range(12)]
+    requests = [_request(f"essay-{i + 1}", 0.12 * i, 96, 200) for i in range(12)]
     return Case(
         name="blocks",
         options=("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "110"),
         changed_options=("--num-blocks", "240"),
         second_name="--num-blocks 240",
-        asks=tuple(asks),
+        requests=tuple(requests),
         groups=("essay-",),
         queries={
             _TTFT: "s",
@@ -109,8 +110,8 @@ def _short_of_blocks() -> Case:
 
 
 def _tenant_flood() -> Case:
-    asks = [_request(f"batch-{i + 1}", 0.3, 64, 100, tenant="batch") for i in range(36)]
-    asks += [
+    requests = [_request(f"batch-{i + 1}", 0.3, 64, 100, tenant="batch") for i in range(36)]
+    requests += [
         _request(
             f"chat-{i + 1}",
             0.1 + 0.6 * i,
@@ -129,7 +130,7 @@ def _tenant_flood() -> Case:
         ),
         changed_options=("--order", "fair"),
         second_name="--order fair",
-        asks=tuple(asks),
+        requests=tuple(requests),
         groups=("chat-", "batch-"),
         queries={
             _QUEUED: "",
@@ -148,9 +149,9 @@ def _tenant_flood() -> Case:
 
 
 def _long_prompt() -> Case:
-    asks = [_request(f"chat-{i + 1}", 0.05 * i, 64, 220) for i in range(6)]
-    asks += [_request(f"report-{i + 1}", 0.7 + 1.3 * i, 6000, 40) for i in range(2)]
-    asks.append(_request("chat-7", 0.8, 64, 100))
+    requests = [_request(f"chat-{i + 1}", 0.05 * i, 64, 220) for i in range(6)]
+    requests += [_request(f"report-{i + 1}", 0.7 + 1.3 * i, 6000, 40) for i in range(2)]
+    requests.append(_request("chat-7", 0.8, 64, 100))
     return Case(
         name="prompt",
         options=(
@@ -159,7 +160,7 @@ def _long_prompt() -> Case:
         ),
         changed_options=("--target-itl-ms", "30"),
         second_name="--target-itl-ms 30",
-        asks=tuple(asks),
+        requests=tuple(requests),
         groups=("chat-", "report-"),
         queries={
             _ITL: "s",
@@ -178,7 +179,7 @@ def _long_prompt() -> Case:
 
 
 def _slow_reader() -> Case:
-    def asks(read_s: float) -> tuple[LoadRequest, ...]:
+    def requests(read_s: float) -> tuple[LoadRequest, ...]:
         quick = [_request(f"chat-{i + 1}", 0.1 * i, 48, 300) for i in range(3)]
         slow = _request(
             "slow-1",
@@ -193,8 +194,8 @@ def _slow_reader() -> Case:
         name="reader",
         options=("--max-num-seqs", "8", "--block-size", "16", "--num-blocks", "400"),
         second_name="a reader that keeps up",
-        asks=asks(0.02),
-        second_requests=asks(0.0),
+        requests=requests(0.02),
+        second_requests=requests(0.0),
         groups=("slow-", "chat-"),
         queries={
             "increase(penstock_stream_stalls_total[5m])": "",
@@ -208,15 +209,15 @@ def _slow_reader() -> Case:
 
 
 def _killed_engine() -> Case:
-    asks = [_request(f"essay-{i + 1}", 0.15 * i, 64, 280) for i in range(6)]
-    asks.append(_request("late-1", 4.5, 64, 40))
+    requests = [_request(f"essay-{i + 1}", 0.15 * i, 64, 280) for i in range(6)]
+    requests.append(_request("late-1", 4.5, 64, 40))
     return Case(
         name="killed",
         options=(
             *("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
             *("--max-replays", "0"),  # with replay the streams would continue on the next engine
         ),
-        asks=tuple(asks),
+        requests=tuple(requests),
         groups=("essay-", "late-"),
         queries={
             "increase(penstock_engine_restarts_total[5m])": "",
@@ -226,7 +227,7 @@ def _killed_engine() -> Case:
         kill_s=1.8,
         top_s=2.1,
         has_top=False,
-        logged=("flight record", "engine died", "engine is ready"),
+        log_words=("flight record", "engine died", "engine is ready"),
     )
 
 

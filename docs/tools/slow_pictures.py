@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import picture_timeline
-from load import LoadRequest, Seen, open_loop, sending
+from load import LoadRequest, RequestOutcome, open_loop, sending
 from penstock.client import NO_RETRY, ChannelConfig, Client, PenstockError, SyncOperationsClient
 from penstock.server.cli.top_state import TopState
 from services import Service, service
@@ -42,22 +42,20 @@ with needing("top"):
 DOCS = Path(__file__).resolve().parents[1]
 PICTURES = DOCS / "pictures"
 PAGE = DOCS / "why-is-it-slow.md"
-_LOOK_EVERY_S = 0.25
+_POLL_S = 0.25
 _PAUSE_S = 1.6
 """Seconds until Prometheus has the last state of the fronts, which report once per second;
 Prometheus scrapes four times per second.
 """
 
 
-class NarrowLine(ChannelConfig):
-    """Channel options of a connection that behaves like a slow network: reads one kilobyte at a
-    time.
-    """
+class SlowReaderChannel(ChannelConfig):
+    """Channel options of a slow reader: a fixed receive window of one kilobyte per stream."""
 
     __slots__ = ()
 
     def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
-        """See `ChannelConfig`."""
+        """Return the options of `ChannelConfig` with those of a slow reader."""
         narrow = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
         return (*super().options(target), *narrow)
 
@@ -65,33 +63,33 @@ class NarrowLine(ChannelConfig):
 class Load(threading.Thread):
     """Sends the requests of a case, in a thread."""
 
-    def __init__(self, address: str, asks: Sequence[LoadRequest]) -> None:
+    def __init__(self, address: str, requests: Sequence[LoadRequest]) -> None:
         super().__init__(name="load")
-        self._address, self._asks = address, asks
-        self.answers: list[Seen] = []
+        self._address, self._requests = address, requests
+        self.answers: list[RequestOutcome] = []
 
     def run(self) -> None:
         """Send the requests and store their results."""
         self.answers = asyncio.run(self._drive())
 
-    async def _drive(self) -> list[Seen]:
+    async def _drive(self) -> list[RequestOutcome]:
         async with (
             Client(self._address, retry=NO_RETRY) as client,
             # A slow reader uses a separate connection with a small receive buffer.
-            Client(self._address, retry=NO_RETRY, channel=NarrowLine()) as narrow,
+            Client(self._address, retry=NO_RETRY, channel=SlowReaderChannel()) as narrow,
         ):
             usual, slow = (sending(each, deadline_s=60.0) for each in (client, narrow))
 
-            async def send(ask: LoadRequest) -> Seen:
-                return await (slow if ask.read_s else usual)(ask)
+            async def send(request: LoadRequest) -> RequestOutcome:
+                return await (slow if request.read_s else usual)(request)
 
-            return await open_loop(self._asks, send)
+            return await open_loop(self._requests, send)
 
 
 def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
     """Run a case once; return the results. Raises RunFailed."""
     options = case.second_options if is_second else case.first_options
-    asks = case.second_requests if is_second and case.second_requests else case.asks
+    requests = case.second_requests if is_second and case.second_requests else case.requests
     flights = home / "flights"
     found = Run()
     kept = ("--flight-folder", str(flights), "--drain-grace-s", "2")
@@ -100,16 +98,16 @@ def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
     ) as there:
         prometheus = Prometheus(home / "prometheus", there.metrics)
         try:
-            prometheus.until_scraped()
+            prometheus.wait_until_scraped()
             begun_s = time.monotonic()
-            load = Load(there.address, asks)
+            load = Load(there.address, requests)
             load.start()
             _watch(case, there, found)
             load.join()
             time.sleep(_PAUSE_S)
             window = f"[{time.monotonic() - begun_s:.0f}s]"
             for query in case.queries:
-                found.values[query] = prometheus.ask(query.replace("[5m]", window))
+                found.values[query] = prometheus.query(query.replace("[5m]", window))
         finally:
             prometheus.close()
         if case.kill_s is None:
@@ -117,7 +115,7 @@ def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
                 file = Path(operations.dump_flight_record())
         else:
             file = next(iter(sorted(flights.glob("*.bin"))))
-        _take_flight(file, found, home)
+        _read_flight_record(file, found, home)
         found.answers, found.log = load.answers, "".join(there.log)
     return found
 
@@ -129,7 +127,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
     is_killed = case.kill_s is None
     with SyncOperationsClient(there.operations) as operations:
         while time.monotonic() < begun_s + case.top_s:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
             if case.kill_s is not None and not is_killed:
                 time.sleep(max(0.0, begun_s + case.kill_s - time.monotonic()))
                 os.kill(there.pids("engine")[0], signal.SIGKILL)
@@ -141,7 +139,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
         found.top = top_svg(state)
 
 
-def _take_flight(file: Path, found: Run, home: Path) -> None:
+def _read_flight_record(file: Path, found: Run, home: Path) -> None:
     """Store the trace and the summary that `penstock timeline` creates from a flight recording."""
     output = home / "timeline.json"
     command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)

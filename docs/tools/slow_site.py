@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load import Seen
+from load import RequestOutcome
 from picture_svg import seconds
 from report import RunFailed
-from services import PATIENCE_S, free_port
+from services import TIMEOUT_S, free_port
 from slow_cases import Case
 
 SUMMARISED = ("blocks", "killed")
@@ -38,8 +38,9 @@ _NOTHING = 5e-4
 
 
 class Prometheus:
-    """A Prometheus process that scrapes `target` four times per second. Raises RunFailed if it is
-    missing."""
+    """A Prometheus process that scrapes `target` (HOST:PORT) four times per second. The constructor
+    raises RunFailed if Prometheus is not installed.
+    """
 
     def __init__(self, home: Path, target: str) -> None:
         executable = shutil.which("prometheus")
@@ -60,11 +61,11 @@ class Prometheus:
             )
         )
 
-    def ask(self, query: str) -> dict[str, float]:
+    def query(self, query: str) -> dict[str, float]:
         """Return the current values of a query by their labels; empty without data. Raises
         RunFailed for an invalid query.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
             words = urllib.parse.urlencode({"query": query})
             connection.request("GET", f"/api/v1/query?{words}")
@@ -83,29 +84,32 @@ class Prometheus:
             for each in data["result"]
         }
 
-    def until_scraped(self) -> None:
+    def wait_until_scraped(self) -> None:
         """Wait for the first scrape. Raises RunFailed if there is none within a minute."""
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < give_up_s:
             with contextlib.suppress(ConnectionError, json.JSONDecodeError):
-                if 1.0 in self.ask("up").values():
+                if 1.0 in self.query("up").values():
                     return
             time.sleep(_POLL_S)
         raise RunFailed("Prometheus has scraped nothing")
 
     def close(self) -> None:
-        """Terminate the process and wait."""
+        """Terminate the process and wait for its end."""
         self._process.terminate()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """The results of one run. `trace` and `summary`: the file that `penstock timeline` writes, and
-    the text that it prints. `values`: by query, then by labels.
+    """The results of one run.
+
+    `values`: of the PromQL queries, by query, then by labels. `trace` and `summary`: the file that
+    `penstock timeline` writes, and the text that it prints. `top`: the picture of `penstock top`,
+    as SVG. `log`: the log of the service.
     """
 
-    answers: list[Seen] = field(default_factory=list[Seen])
+    answers: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
     values: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     trace: dict[str, Any] = field(default_factory=dict[str, Any])
     summary: str = ""
@@ -121,16 +125,16 @@ def block(case: Case, runs: Sequence[Run]) -> str:
         cells = [figures_of(run.answers, group) for run in runs]
         lines.append(f"| clients `{group}*` | {' | '.join(cells)} |")
     for query, unit in case.queries.items():
-        cells = [answer_of(run.values[query], unit) for run in runs]
+        cells = [values_text(run.values[query], unit) for run in runs]
         lines.append(f"| `{query.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |")
-    if log := logged(runs[0].log, case.logged):
+    if log := log_lines(runs[0].log, case.log_words):
         lines += ["", "```", *log, "```"]
     if case.name in SUMMARISED:
         lines += ["", "```", *shortened(runs[0].summary), "```"]
     return "\n".join(lines)
 
 
-def logged(log: str, words: Sequence[str]) -> list[str]:
+def log_lines(log: str, words: Sequence[str]) -> list[str]:
     """Return the log lines since the service was ready that contain any of these words; folders are
     removed from paths."""
     _, _, since = log.rpartition("penstock metrics on")
@@ -150,7 +154,7 @@ def shortened(summary: str) -> list[str]:
     ]
 
 
-def figures_of(answers: Sequence[Seen], prefix: str) -> str:
+def figures_of(answers: Sequence[RequestOutcome], prefix: str) -> str:
     """Format TTFT, longest gap and E2E latency as median (worst) of the clients with this name
     prefix.
 
@@ -167,7 +171,7 @@ def figures_of(answers: Sequence[Seen], prefix: str) -> str:
     return "; ".join((*spreads, *failed))
 
 
-def answer_of(values: Mapping[str, float], unit: str) -> str:
+def values_text(values: Mapping[str, float], unit: str) -> str:
     """Format a Prometheus result as a table cell; if there are several values, omit those near
     zero.
     """

@@ -50,7 +50,7 @@ def _number(value: float) -> str:
 
 
 def main() -> None:
-    """Write the table."""
+    """Write the table. Raises SystemExit if the page does not have both marker comments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="the JSON of benchmarks/survival.py")
     path: Path = parser.parse_args().results

@@ -125,8 +125,8 @@ def _checked() -> list[Path]:
 
 
 def main() -> int:
-    """Print each marker, or with `--count` the number of words and markers of each file; return
-    whether markers were printed, as the exit code.
+    """Print each marker, or with `--count` the number of words and markers of each file. Return the
+    exit code: 1 if markers were printed.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", action="store_true", help="words and markers, file by file")

@@ -40,8 +40,8 @@ class Speech:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """The composition of a training sequence; every field is a probability or a mean count.
-    `settings_in_chats`: of a system message. `mid_speech_starts`: of an excerpt that starts inside
-    a speech.
+    `settings_in_chats`: the probability of a system message. `mid_speech_starts`: the probability
+    that an excerpt starts inside a speech.
 
     A sequence is one long excerpt, or is packed from chats and short excerpts, or from speeches
     with prompts of other kinds (other_prompts.py).
@@ -358,8 +358,8 @@ def evaluation_text(
 ) -> EvaluationText:
     """Return whole speeches, packed in order into documents of at most `max_tokens` tokens.
 
-    A speech longer than that is left out. Documents have no end token: the loss is that of the text
-    alone.
+    A speech longer than that is left out. Documents have no end token, so the loss covers only the
+    text.
     """
     documents: list[list[int]] = []
     num_chars = 0

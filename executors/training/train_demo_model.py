@@ -52,8 +52,8 @@ SAMPLE_PROMPTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossLine:
-    """One line of the loss log. Losses are in nats; that of training is the mean since the previous
-    line. Time is in seconds since training began.
+    """One line of the loss log. Losses are in nats; the training loss is the mean since the
+    previous line. Time is in seconds since training began.
     """
 
     step: int

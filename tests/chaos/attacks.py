@@ -24,7 +24,7 @@ import grpc.aio
 from chaos import raw_http2 as h2
 from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES
 from penstock.v1 import generation_service_pb2 as pb
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 ONCE = "/penstock.v1.GenerationService/GenerateOnce"
@@ -34,7 +34,7 @@ _NUM_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class AttackResult:
     """The server's responses to an attack.
 
     `num_sent`: streams, frames or connections, depending on the attack. `goaway`: the code of a
@@ -66,8 +66,8 @@ def once_request(num_tokens: int) -> bytes:
     return once.SerializeToString()
 
 
-def seen(connection: h2.RawConnection, num_sent: int) -> Seen:
-    return Seen(
+def seen(connection: h2.RawConnection, num_sent: int) -> AttackResult:
+    return AttackResult(
         num_sent=num_sent,
         num_resets=connection.counts[h2.RST_STREAM],
         num_headers=connection.counts[h2.HEADERS],
@@ -77,7 +77,7 @@ def seen(connection: h2.RawConnection, num_sent: int) -> Seen:
     )
 
 
-async def rapid_reset(address: str, num: int = 20_000) -> Seen:
+async def rapid_reset(address: str, num: int = 20_000) -> AttackResult:
     """Open complete calls and reset each at once, as fast as the connection window allows."""
     data = request(4)
     async with h2.raw_connection(address) as connection:
@@ -93,7 +93,7 @@ async def rapid_reset(address: str, num: int = 20_000) -> Seen:
         return seen(connection, num)
 
 
-async def open_and_hang(address: str, num: int = 5_000) -> Seen:
+async def open_and_hang(address: str, num: int = 5_000) -> AttackResult:
     """Open calls and never send their requests."""
     async with h2.raw_connection(address) as connection:
         await connection.send(*(h2.headers(one, GENERATE) for one in range(1, 2 * num, 2)))
@@ -103,7 +103,7 @@ async def open_and_hang(address: str, num: int = 5_000) -> Seen:
         return seen(connection, num)
 
 
-async def unfinished_calls(address: str, path: str = GENERATE, num: int = 200) -> Seen:
+async def unfinished_calls(address: str, path: str = GENERATE, num: int = 200) -> AttackResult:
     """Open calls, send half a message each, and wait until the server has ended each of them."""
     async with h2.raw_connection(address) as connection:
         half = h2.frame(h2.DATA, 0, 1, b"\0\0\0\1\0half")[9:]
@@ -113,7 +113,7 @@ async def unfinished_calls(address: str, path: str = GENERATE, num: int = 200) -
         return seen(connection, num)
 
 
-async def settings_flood(address: str, num: int = 100_000) -> Seen:
+async def settings_flood(address: str, num: int = 100_000) -> AttackResult:
     """Send SETTINGS frames, each of which the server must acknowledge."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.settings() * num)
@@ -121,7 +121,7 @@ async def settings_flood(address: str, num: int = 100_000) -> Seen:
         return seen(connection, num)
 
 
-async def ping_flood(address: str, num: int = 10_000) -> Seen:
+async def ping_flood(address: str, num: int = 10_000) -> AttackResult:
     """Send PING frames, each of which the server must answer."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.frame(h2.PING, 0, 0, b"8 octets") * num)
@@ -129,7 +129,7 @@ async def ping_flood(address: str, num: int = 10_000) -> Seen:
         return seen(connection, num)
 
 
-async def empty_data(address: str, num: int = 100_000) -> Seen:
+async def empty_data(address: str, num: int = 100_000) -> AttackResult:
     """Send empty DATA frames, which no flow-control window bounds."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.headers(1, GENERATE), h2.frame(h2.DATA, 0, 1) * num)
@@ -137,7 +137,7 @@ async def empty_data(address: str, num: int = 100_000) -> Seen:
         return seen(connection, num)
 
 
-async def continuation_flood(address: str, num: int = 20_000) -> Seen:
+async def continuation_flood(address: str, num: int = 20_000) -> AttackResult:
     """Send CONTINUATION frames without END_HEADERS."""
     async with h2.raw_connection(address) as connection:
         part = h2.frame(h2.CONTINUATION, 0, 1, h2.field(b"x-pad", b"a" * 1000))
@@ -146,7 +146,7 @@ async def continuation_flood(address: str, num: int = 20_000) -> Seen:
         return seen(connection, num)
 
 
-async def window_updates(address: str, num: int = 100_000) -> Seen:
+async def window_updates(address: str, num: int = 100_000) -> AttackResult:
     """Send WINDOW_UPDATE frames of one octet for the connection, then exceed the largest window."""
     async with h2.raw_connection(address) as connection:
         one = h2.frame(h2.WINDOW_UPDATE, 0, 0, (1).to_bytes(4, "big"))
@@ -158,7 +158,7 @@ async def window_updates(address: str, num: int = 100_000) -> Seen:
         return seen(connection, num + 2)
 
 
-async def garbage(address: str, num: int = 200) -> Seen:
+async def garbage(address: str, num: int = 200) -> AttackResult:
     """Open connections and send random octets, HTTP/1.1, or a preface and then random octets."""
     greetings = [
         (os.urandom(2000), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 4096)[index % 3]
@@ -166,12 +166,12 @@ async def garbage(address: str, num: int = 200) -> Seen:
         else h2.PREFACE + h2.settings() + b"\xff" + os.urandom(2000)
         for index in range(num)
     ]
-    async with h2.silent_sockets(address, greetings) as sockets, asyncio.timeout(PATIENCE_S):
+    async with h2.silent_sockets(address, greetings) as sockets, asyncio.timeout(TEST_TIMEOUT_S):
         await asyncio.gather(*(one.until_closed() for one in sockets))
-    return Seen(num_sent=num, is_cut=True)
+    return AttackResult(num_sent=num, is_cut=True)
 
 
-async def compression_bomb(address: str, num: int = 20) -> Seen:
+async def compression_bomb(address: str, num: int = 20) -> AttackResult:
     """Send compressed messages of 50 KB that inflate to 50 MiB, within the HTTP/2 windows."""
     bomb = gzip.compress(b"\0" * (50 << 20), 9)
     extra = h2.field(b"grpc-encoding", b"gzip")
@@ -182,10 +182,10 @@ async def compression_bomb(address: str, num: int = 20) -> Seen:
             await connection.send(begun, h2.message(1, bomb, is_compressed=True))
             await connection.until_answered()
             statuses += connection.statuses
-    return Seen(num_sent=num, statuses=tuple(statuses))
+    return AttackResult(num_sent=num, statuses=tuple(statuses))
 
 
-async def huge_metadata(address: str, num: int = 200) -> Seen:
+async def huge_metadata(address: str, num: int = 200) -> AttackResult:
     """Open calls with 20 KB of metadata, the first before the server's SETTINGS have arrived."""
     extra = h2.field(b"x-pad", b"a" * 20_000)
     async with h2.raw_connection(address) as connection:
@@ -197,7 +197,7 @@ async def huge_metadata(address: str, num: int = 200) -> Seen:
         return seen(connection, num)
 
 
-async def huge_messages(address: str, num: int = 20) -> Seen:
+async def huge_messages(address: str, num: int = 20) -> AttackResult:
     """Declare messages of one octet more than allowed or of 4 GiB; send 1,000 octets of each."""
     async with h2.raw_connection(address) as connection:
         for stream in range(1, 2 * num, 2):
@@ -208,7 +208,7 @@ async def huge_messages(address: str, num: int = 20) -> Seen:
         return seen(connection, num)
 
 
-async def half_sent_messages(address: str, path: str = GENERATE, num: int = 200) -> Seen:
+async def half_sent_messages(address: str, path: str = GENERATE, num: int = 200) -> AttackResult:
     """Send messages of the maximum size without their last octet, as far as the server's windows
     allow.
     """
@@ -248,7 +248,7 @@ async def half_sent_calls(
         yield connection
 
 
-async def unknown_fields(address: str, num: int = 10) -> Seen:
+async def unknown_fields(address: str, num: int = 10) -> AttackResult:
     """Send requests padded with unknown fields to the largest allowed size."""
     data = request(4)
     data += b"\xf8\x3f\x01" * ((MAX_MESSAGE_BYTES - len(data)) // 3)
@@ -257,10 +257,10 @@ async def unknown_fields(address: str, num: int = 10) -> Seen:
         begin: Any = channel.unary_stream(GENERATE)
         calls = [begin(data) for _ in range(num)]
         codes = await asyncio.gather(*(call.code() for call in calls))
-    return Seen(num_sent=num, statuses=tuple(code.value[0] for code in codes))
+    return AttackResult(num_sent=num, statuses=tuple(code.value[0] for code in codes))
 
 
-async def zero_windows(address: str, num: int = 200) -> Seen:
+async def zero_windows(address: str, num: int = 200) -> AttackResult:
     """Open calls with a receive window of zero, half of them streams, half unary."""
     async with zero_window_calls(address, num) as connection:
         await connection.until_received()
@@ -281,16 +281,16 @@ async def zero_window_calls(address: str, num: int) -> AsyncGenerator[h2.RawConn
         yield connection
 
 
-async def idle_connections(address: str, num: int = 1_000) -> Seen:
+async def idle_connections(address: str, num: int = 1_000) -> AttackResult:
     """Open connections that send nothing, and ones that stall in the TLS handshake."""
     hello = bytes.fromhex("16030100f1010000ed0303") + b"\0" * 100
     greetings = [b"" if index % 2 else hello for index in range(num)]
-    async with h2.silent_sockets(address, greetings) as sockets, asyncio.timeout(PATIENCE_S):
+    async with h2.silent_sockets(address, greetings) as sockets, asyncio.timeout(TEST_TIMEOUT_S):
         await asyncio.gather(*(one.until_closed() for one in sockets))
-    return Seen(num_sent=num, is_cut=True)
+    return AttackResult(num_sent=num, is_cut=True)
 
 
-async def bad_frames(address: str, num: int = 100) -> Seen:
+async def bad_frames(address: str, num: int = 100) -> AttackResult:
     """Send frames that the protocol forbids, each on its own connection."""
     forbidden = (
         h2.frame(h2.DATA, 0, 0, b"on no stream"),
@@ -313,10 +313,10 @@ async def bad_frames(address: str, num: int = 100) -> Seen:
         async with h2.raw_connection(address) as connection:
             await connection.send(forbidden[index % len(forbidden)])
             await connection.until_received()
-    return Seen(num_sent=num)
+    return AttackResult(num_sent=num)
 
 
-Attack = Callable[..., Awaitable[Seen]]
+Attack = Callable[..., Awaitable[AttackResult]]
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
@@ -341,14 +341,14 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run one attack; print its `Seen` as JSON on stdout."""
+    """Run one attack; print its `AttackResult` as JSON on stdout."""
     name, address, *scale = arguments
     attack = ATTACKS[name]
     result = asyncio.run(_run(attack(address, *map(int, scale))))
     print(json.dumps(asdict(result)))
 
 
-async def _run(attack: Awaitable[Seen]) -> Seen:
+async def _run(attack: Awaitable[AttackResult]) -> AttackResult:
     return await attack
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequ
 
 import hpack
 
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
@@ -140,7 +140,7 @@ class RawConnection:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until the condition holds or the connection is closed."""
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: self.is_closed or is_so())
 
     async def until_received(self) -> None:

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator
 import grpc
 import grpc.aio
 
-from support.patience import PATIENCE_S
 from support.service import Stream
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_TOKENS = 900
 
@@ -32,7 +32,7 @@ async def holder(address: str, count: int) -> AsyncGenerator[asyncio.subprocess.
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await process.stdout.readline()
         yield process
     finally:

@@ -15,7 +15,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
-from support.patience import PATIENCE_S, until_true
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 NUM_TOKENS = 200
 # A program with a stream that gets tokens and one that does not, each on its own connection.
@@ -65,11 +65,11 @@ async def test_case_07_a_stopped_client_is_detected(text: ModelText) -> None:
             keys[spec.request_id] = spec.key
             served.port.admit(spec.key)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), PATIENCE_S) == b"streaming\n"
+        assert await asyncio.wait_for(process.stdout.readline(), TEST_TIMEOUT_S) == b"streaming\n"
         os.kill(process.pid, signal.SIGSTOP)
         served.port.send(keys["0"], served.encode("a") * NUM_TOKENS)
         lost: set[int] = set()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while lost != set(keys.values()):
                 cancelled, _ = await served.port.next_cancel()
                 lost.update(cancelled)

@@ -17,9 +17,9 @@ import psutil
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.observation import is_quiet, model_of, observed, until_stats
-from support.patience import PATIENCE_S
 from support.service import simulated
 from support.stepped_service import ids_of, request
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_CANCELS = int(os.environ.get("PENSTOCK_NUM_CANCELS", "3000"))
 NUM_CLIENTS = 64
@@ -58,7 +58,7 @@ class Storm:
         seen = self.canaries.setdefault(canary, [])
         while self.num_left > 0 or len(seen) < 2:
             message = request(CANARY_TOKENS, (100 + canary, 2, 3))
-            call = stub.Generate(message, timeout=PATIENCE_S)
+            call = stub.Generate(message, timeout=TEST_TIMEOUT_S)
             seen.append(ids_of([response async for response in call]))
 
 

@@ -14,8 +14,8 @@ from chaos import attacks
 from chaos import raw_http2 as h2
 from chaos.attacked_server import attacked_server
 from penstock.v1 import generation_service_pb2 as pb
-from support.patience import PATIENCE_S
 from support.service import Stream
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_TOKENS = 900
 FEW_TOKENS_BYTES = 600
@@ -107,7 +107,7 @@ async def texts_of(
     message.stopping.ignore_eos = True
     message.output.return_token_ids = True  # makes messages large
     texts: list[str] = []
-    async with channel, asyncio.timeout(PATIENCE_S):
+    async with channel, asyncio.timeout(TEST_TIMEOUT_S):
         call = channel.unary_stream(
             attacks.GENERATE,
             request_serializer=pb.GenerateRequest.SerializeToString,

@@ -20,8 +20,8 @@ from penstock.client import (
     RequestState,
     Tokens,
 )
-from support.patience import PATIENCE_S
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_STREAMS = 32
 NUM_TOKENS = 600
@@ -40,7 +40,7 @@ def asked(number: int) -> dict[str, Any]:
         "max_tokens": NUM_TOKENS,
         "ignore_eos": True,
         "return_token_ids": True,
-        "deadline_s": PATIENCE_S,
+        "deadline_s": TEST_TIMEOUT_S,
     }
 
 
@@ -84,7 +84,7 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event
             group.create_task(read(client, number, events, updates))
         for num_tokens in kills:
             engine = await service.next_pid("engine")
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TEST_TIMEOUT_S):
                 while len(ids_of(reported[0])) < num_tokens:
                     updates.clear()
                     await updates.wait()

@@ -10,8 +10,8 @@ import pytest
 from chaos import attacks
 from chaos import raw_http2 as h2
 from chaos.attacked_server import attacked_server
-from support.patience import PATIENCE_S
 from support.service import Stream
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_case_43_idle_connections_and_incomplete_handshakes_are_closed() -> None:
@@ -43,7 +43,7 @@ async def test_case_43_the_number_of_connections_is_limited(
     async with attacked_server(*options) as attacked:
         async with h2.silent_sockets(attacked.address, [b""] * 40) as sockets:
             if not is_room:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TEST_TIMEOUT_S):
                     await asyncio.gather(*(one.until_closed() for one in sockets[20:]))
             async with attacked.service.channel() as channel:
                 outcome = await Stream(channel, 3).outcome()
@@ -55,5 +55,5 @@ async def test_case_43_the_number_of_connections_is_limited(
 
 
 async def channel_ready(channel: grpc.aio.Channel) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await channel.channel_ready()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from support.patience import PATIENCE_S
 from support.service import Stream, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 OK = grpc.StatusCode.OK
 POISON = 300
@@ -83,6 +83,6 @@ async def test_new_requests_do_not_wait_for_probation() -> None:
 
 async def _until_ok(channel: grpc.aio.Channel) -> None:
     """Send requests until one succeeds."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while await Stream(channel, 5, 60).outcome() is not OK:
             pass

@@ -9,8 +9,8 @@ import signal
 import grpc
 
 from penstock.client import Client, PoolConfig, Tokens
-from support.patience import PATIENCE_S
 from support.service import Stream, simulated, started, until_gone
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_CALLERS = 12
 PROMPT = [5, 6, 7]
@@ -28,7 +28,7 @@ class Load:
         while not self._is_over:
             num_tokens = 0
             async for event in self._client.generate(
-                PROMPT, max_tokens=20, ignore_eos=True, deadline_s=PATIENCE_S
+                PROMPT, max_tokens=20, ignore_eos=True, deadline_s=TEST_TIMEOUT_S
             ):
                 num_tokens += event.num_tokens if isinstance(event, Tokens) else 0
             assert num_tokens == 20

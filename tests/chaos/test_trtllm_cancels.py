@@ -22,7 +22,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import make_spec
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 from support.trtllm_engine import TrtllmHarness, reference
 
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
@@ -119,7 +119,7 @@ class Storm:
                 harness.engine.check_integrity()
             # Sometimes run a step although the engine has not asked for it.
             if harness.num_in_engine and self.random.random() < 0.9:
-                assert harness.is_ready(PATIENCE_S)
+                assert harness.is_ready(TEST_TIMEOUT_S)
         raise AssertionError("still busy")
 
     def check_outcomes(self) -> None:
@@ -154,7 +154,7 @@ class OpenResources:
         for thread in threading.enumerate():
             # These threads have finished their work, but may not have ended yet.
             if thread.name in ("trtllm build", "trtllm shutdown"):
-                thread.join(PATIENCE_S)
+                thread.join(TEST_TIMEOUT_S)
         self._threads = set(threading.enumerate())
         self._files = set(_open_files())
 

@@ -22,8 +22,8 @@ from grpc_health.v1 import health_pb2
 
 from google.rpc import error_details_pb2, status_pb2
 from support.fake_trtllm import child_environment
-from support.patience import PATIENCE_S
 from support.service import Service, Stream, launched, until_health
+from support.timeout import TEST_TIMEOUT_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -76,7 +76,7 @@ async def serving(
         "max_batch_size": 8,
         "max_num_tokens": 256,
         "kv_cache_config": {"max_tokens": 8192, "tokens_per_block": 16},
-        "watch": {"limits_timeout_s": PATIENCE_S, **(watch or {})},
+        "watch": {"limits_timeout_s": TEST_TIMEOUT_S, **(watch or {})},
     }
     lifetime_s = 600.0 + os.getpid() / 1e7 + next(_lifetimes) / 1e9
     environment = child_environment(
@@ -153,7 +153,7 @@ async def until_loading(site: Site) -> int:
                     return pid
         return None
 
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while True:
             pid = await asyncio.to_thread(found)
             if pid is not None:
@@ -289,7 +289,7 @@ async def test_an_engine_that_dies_while_draining_ends_its_streams_and_the_drain
 
 async def test_a_hung_engine_shutdown_does_not_block_the_service() -> None:
     watch = {"shutdown_timeout_s": 0.3}
-    async with serving(watch=watch, shutdown_s=PATIENCE_S) as site:
+    async with serving(watch=watch, shutdown_s=TEST_TIMEOUT_S) as site:
         async with running_streams(site) as (_, streams):
             site.service.signal(signal.SIGTERM)
             assert {await one.outcome() for one in streams} == {grpc.StatusCode.OK}
@@ -310,7 +310,7 @@ async def test_an_engine_gets_its_configured_shutdown_time() -> None:
 async def test_a_fatal_error_with_a_hung_shutdown_is_detected_by_the_response_timeout() -> None:
     watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
-        serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,
+        serving(watch=watch, fatal_token=PILL, shutdown_s=TEST_TIMEOUT_S) as site,
         running_streams(site) as (channel, streams),
     ):
         pill = Stream(channel, 5, PILL)

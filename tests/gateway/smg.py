@@ -16,8 +16,8 @@ import urllib.request
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from support.patience import PATIENCE_S
 from support.ports import reusable_port
+from support.timeout import TEST_TIMEOUT_S
 
 CONTRACT = "smg_grpc_proto"
 PACKAGES = ("smg", CONTRACT, "openai")
@@ -56,7 +56,7 @@ class Gateway:
         """Wait for `num` log lines with `text`. Raises AssertionError with the end of the log if
         the gateway exits.
         """
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             while self.num_lines(text) < num:
                 assert not self._is_over, "".join(self.lines[-20:])
                 await self._changed.wait()
@@ -84,7 +84,7 @@ class Gateway:
 
     async def until_healthy(self) -> None:
         """Wait until the gateway reports all its workers as healthy."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
                 pass
 
@@ -93,7 +93,7 @@ class Gateway:
         `least`.
         """
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while True:
                 text = await asyncio.to_thread(_text_of, f"{self._metrics_url}/metrics")
                 values = [
@@ -105,7 +105,7 @@ class Gateway:
                     return
 
     async def ended(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await self.process.wait()
             await self._reader
 
@@ -149,7 +149,7 @@ async def launched_gateway(
 async def openai_client(made: Gateway) -> AsyncGenerator[Any]:
     """Provide OpenAI's client without retries; untyped, because it may not be installed."""
     async with openai().AsyncOpenAI(
-        base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=TEST_TIMEOUT_S
     ) as client:
         yield client
 
@@ -189,10 +189,10 @@ async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gatew
 
 
 def _text_of(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(url, timeout=TEST_TIMEOUT_S) as response:
         return str(response.read(), "utf-8")
 
 
 def _answer(request: urllib.request.Request) -> Any:
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(request, timeout=TEST_TIMEOUT_S) as response:
         return json.loads(response.read())

@@ -24,8 +24,8 @@ from penstock.server.front.front import Front
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, rich_error, serving
-from support.patience import PATIENCE_S
 from support.security_files import ACME, OPERATOR, SecurityFiles, bearer_metadata
+from support.timeout import TEST_TIMEOUT_S
 
 CODE = grpc.StatusCode
 
@@ -44,7 +44,7 @@ async def ask(served: ServedFront, method: str, request: Any = None, **more: Any
     data = b"" if request is None else request.SerializeToString()
     call: Any = served.channel.unary_unary(f"/{SERVICE_NAME}/{method}")
     answer: Any = getattr(vllm, f"{method}Response")
-    return answer.FromString(await call(data, timeout=PATIENCE_S, **more))
+    return answer.FromString(await call(data, timeout=TEST_TIMEOUT_S, **more))
 
 
 def generate(served: ServedFront, *, is_stream: bool = True, **params: Any) -> Any:
@@ -56,7 +56,7 @@ def generate(served: ServedFront, *, is_stream: bool = True, **params: Any) -> A
         request_serializer=vllm.GenerateRequest.SerializeToString,
         response_deserializer=vllm.GenerateResponse.FromString,
     )
-    return call(request, timeout=PATIENCE_S)
+    return call(request, timeout=TEST_TIMEOUT_S)
 
 
 async def test_a_request_is_served_like_one_of_the_native_api(served: ServedFront) -> None:
@@ -163,7 +163,7 @@ async def test_malformed_bytes_are_reported_as_such(served: ServedFront) -> None
     call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/Generate")
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call(b"\xff\xff", timeout=PATIENCE_S).read()
+        await call(b"\xff\xff", timeout=TEST_TIMEOUT_S).read()
 
     assert caught.value.code() is CODE.INVALID_ARGUMENT
 
@@ -217,7 +217,7 @@ async def test_the_tokenizer_is_sent_to_the_gateway(served: ServedFront) -> None
     for _ in range(2):  # the second is answered from the cache
         chunks = [
             common_pb2.GetTokenizerChunk.FromString(data)
-            async for data in call(b"", timeout=PATIENCE_S)
+            async for data in call(b"", timeout=TEST_TIMEOUT_S)
         ]
 
         data = b"".join(chunk.data for chunk in chunks)
@@ -228,7 +228,7 @@ async def test_the_tokenizer_is_sent_to_the_gateway(served: ServedFront) -> None
 
 
 async def test_a_method_that_is_not_supported_is_rejected_at_once(served: ServedFront) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/SubscribeKvEvents")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"").read()
@@ -236,7 +236,7 @@ async def test_a_method_that_is_not_supported_is_rejected_at_once(served: Served
     for method, feature in MISSING_METHODS.items():
         unary: Any = served.channel.unary_unary(f"/{SERVICE_NAME}/{method}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await unary(b"", timeout=PATIENCE_S)
+            await unary(b"", timeout=TEST_TIMEOUT_S)
         assert caught.value.code() is CODE.UNIMPLEMENTED
         assert rich_error(caught.value).info.metadata["feature"] == feature
 
@@ -250,7 +250,7 @@ async def test_every_method_of_the_contract_answers_and_states_its_callers(
         assert f"/{SERVICE_NAME}/{method.name}" in VllmEngineService.rights
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/{method.name}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"\xff", timeout=PATIENCE_S).read()
+            await call(b"\xff", timeout=TEST_TIMEOUT_S).read()
         # Not gRPC's own status of an unknown method, which has no details.
         assert "grpc-status-details-bin" in dict(caught.value.trailing_metadata() or ())
     assert service.full_name == SERVICE_NAME

@@ -25,9 +25,9 @@ from penstock.server.ipc.frames import CacheUpdate, SnapshotPart
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, rich_error, serving
-from support.patience import PATIENCE_S
 from support.security_files import ACME, SecurityFiles, bearer_metadata, digest
 from support.stepped_service import SteppedService, request, stepped
+from support.timeout import TEST_TIMEOUT_S
 
 CODE = grpc.StatusCode
 QUIET = FrontConfig(acceptance_delay_s=0.0)
@@ -55,7 +55,7 @@ def subscribe(channel: grpc.aio.Channel, start: int = 0, **more: Any) -> Any:
         response_deserializer=common.KvEventBatch.FromString,
     )
     wanted = common.SubscribeKvEventsRequest(start_sequence_number=start)
-    return call(wanted, timeout=PATIENCE_S, **more)
+    return call(wanted, timeout=TEST_TIMEOUT_S, **more)
 
 
 async def read(call: Any, max_batches: int) -> None:
@@ -71,7 +71,7 @@ async def rejected(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         for _ in itertools.count():
             if is_so():
                 return
@@ -347,7 +347,7 @@ async def test_the_reported_blocks_equal_the_engines_cache(text: ModelText) -> N
 
         # The connection to the engine breaks and is restored; the engine and its cache are the
         # same.
-        connection = service.port._link.current
+        connection = service.port._connection.current
         assert connection is not None
         connection.abort()
         await service.until(lambda: not service.port.is_up)

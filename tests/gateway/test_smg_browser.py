@@ -26,8 +26,8 @@ import pytest
 from gateway.smg import gateway
 from support.chromium import EXECUTABLE, OPTIONS, LoadedPage
 from support.observation import model_of, observed, until_stats
-from support.patience import PATIENCE_S
 from support.service import simulated
+from support.timeout import TEST_TIMEOUT_S
 
 # Headless Chromium that a test talks to while its pages run, in real time.
 
@@ -58,7 +58,7 @@ class Browser:
             if session:
                 message["sessionId"] = session
             self._commands.write(json.dumps(message).encode() + b"\0")
-        reported = answer.result(PATIENCE_S)
+        reported = answer.result(TEST_TIMEOUT_S)
         assert "error" not in reported, reported
         result: dict[str, Any] = reported["result"]
         return result
@@ -73,7 +73,7 @@ class Browser:
     def close(self) -> None:
         """Close the pipe, which ends the browser."""
         self._commands.close()
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TEST_TIMEOUT_S)
         self._answers.close()
 
     def _read(self) -> None:
@@ -158,7 +158,7 @@ def live_browser(home: Path) -> Generator[Browser]:
     finally:
         browser.close()
         try:
-            process.wait(PATIENCE_S)
+            process.wait(TEST_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -15,8 +15,8 @@ from gateway.smg import Gateway, gateway, openai, openai_client
 from penstock.client import ChatMessage, Client, OperationsClient, TextPrompt
 from support.observation import model_of, observed, until_stats
 from support.otlp_receiver import Receiver, grpc_receiver
-from support.patience import PATIENCE_S
 from support.service import Service, simulated
+from support.timeout import TEST_TIMEOUT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MESSAGES = [{"role": "user", "content": "What is a penstock?"}]
@@ -253,7 +253,7 @@ async def test_the_gateway_reports_its_workers_and_their_load(harness: Harness) 
         assert one["labels"]["max_num_seqs"] == "64"
         assert one["labels"]["page_size"] == "16"
 
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         # The gateway asks its workers in turn, and leaves out one that is slow to answer.
         while not (loads := (await harness.gateway.get("/loads"))["loads"]):
             pass

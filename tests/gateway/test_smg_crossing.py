@@ -23,8 +23,8 @@ import pytest_asyncio
 
 from gateway.smg import Gateway, launched_gateway, openai_client
 from support.fake_trtllm import child_environment
-from support.patience import PATIENCE_S
 from support.service import started
+from support.timeout import TEST_TIMEOUT_S
 
 # A gRPC server between a gateway and a worker: it passes all on unchanged and keeps what it saw.
 
@@ -196,7 +196,7 @@ def posted(url: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
         url, data=json.dumps(body).encode(), headers={"content-type": "application/json", **headers}
     )
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(request, timeout=TEST_TIMEOUT_S) as response:
             return Answer(response.status, lowered(response.headers), json.loads(response.read()))
     except urllib.error.HTTPError as error:
         with error:

@@ -11,8 +11,8 @@ from typing import Any
 
 from gateway.smg import gateway, openai, openai_client
 from support.observation import num_completed, observed, until_stats
-from support.patience import PATIENCE_S
 from support.service import simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_CALLERS = 4
 RETRIES = ("--retry-max-retries", "2")
@@ -113,5 +113,5 @@ class Load:
                 self._changed.notify_all()
 
     async def until(self, num: int) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: self.num_done >= num)

@@ -28,9 +28,9 @@ from penstock.client import (
     Unavailable,
 )
 from support.cut_relay import cut_relay
-from support.patience import PATIENCE_S
 from support.ports import reusable_port
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 # Callers that never pause, and the servers that answered.
 
@@ -51,7 +51,7 @@ class SteadyLoad:
         """Send one request after another."""
         while True:
             try:
-                result = await client.generate_once(PROMPT, max_tokens=4, deadline_s=PATIENCE_S)
+                result = await client.generate_once(PROMPT, max_tokens=4, deadline_s=TEST_TIMEOUT_S)
             except PenstockError as error:
                 self.failures.append(error)
                 assert len(self.failures) < 100, self.failures[0]
@@ -65,7 +65,7 @@ class SteadyLoad:
         meanwhile.
         """
         before = self.answered.copy()
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             await self._changed.wait_for(
                 lambda: all(self.answered[name] >= before[name] + count for name in names)
             )
@@ -73,7 +73,7 @@ class SteadyLoad:
 
     async def without(self, name: str, count: int = 30) -> None:
         """Wait for `count` answers in a row that are not from this server."""
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             while True:
                 before = self.answered.copy()
                 await self._changed.wait_for(
@@ -220,7 +220,7 @@ async def test_a_list_of_servers_with_one_drained_and_one_killed(stack: AsyncExi
 
 async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
     """Start a long generation on this server; return its events after the first token."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while True:
             events = client.generate(PROMPT, max_tokens=900, ignore_eos=True)
             accepted = await anext(events)

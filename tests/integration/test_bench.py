@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from support.cli_process import Result, Terminal, ended, run, running
-from support.patience import PATIENCE_S
 from support.scripted_server import ScriptedServer, ServedCall, error_info, scripted_server
 from support.service import Service, simulated
 from support.service import started as service_started
+from support.timeout import TEST_TIMEOUT_S
 
 SHORT = ("--warm-up-s", "0", "--prompt-tokens", "8", "--output-tokens", "3")
 _TWINS = {"prompt_tokens": 40, "output_tokens": 2, "prefix_ids": [5], "prefix_block_tokens": 64}
@@ -235,7 +235,7 @@ async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subproces
         async with running(
             "bench", *(server.address, "--concurrency", 4, "--processes", 2, "--deadline-s", 1000)
         ) as process:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TEST_TIMEOUT_S):
                 for _ in range(4):
                     await server.arrived.get()
             yield server, process
@@ -253,7 +253,7 @@ async def test_an_interrupted_load_cancels_and_leaves_no_request(number: signal.
         assert done.code == 128 + number
         assert done.err.splitlines() == ["penstock bench: interrupted"]
         assert not any(worker.is_running() for worker in workers)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             for call in server.requests:
                 await call.cancelled.wait()
 
@@ -278,5 +278,5 @@ async def test_the_processes_of_a_load_do_not_outlive_it() -> None:
         process.kill()
         await ended(process)
 
-        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, PATIENCE_S)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, TEST_TIMEOUT_S)
         assert alive == []

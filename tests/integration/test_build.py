@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.cli_process import Result, ended, running
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes" / "bin"
 CHECKPOINT = {
@@ -73,7 +73,7 @@ async def until_printed(process: asyncio.subprocess.Process, text: bytes) -> Non
     assert process.stderr is not None
     line = b""
     while text not in line:
-        line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_S)
+        line = await asyncio.wait_for(process.stderr.readline(), TEST_TIMEOUT_S)
         assert line, f"ended before it said {text!r}"
 
 
@@ -205,7 +205,7 @@ async def test_a_killed_build_ends_its_builder_and_leaves_no_engine(
         await process.communicate()
     try:
         # Readable once the process has ended, which it would not do by itself.
-        ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], PATIENCE_S)
+        ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], TEST_TIMEOUT_S)
     finally:
         os.close(builder)
     half = harness.visible

@@ -27,8 +27,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from support.core import make_engine, make_info, make_spec
 from support.fronts import SMALL_WINDOW, ServedFront, serving
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S, until_true
 from support.stepped_service import SteppedService, ids_of, request, stepped
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 LONG = 400
 MOST_STEPS = 2
@@ -88,7 +88,7 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
     service.step()
     has_token = False
     while not has_token:
-        message = await asyncio.wait_for(call.read(), PATIENCE_S)
+        message = await asyncio.wait_for(call.read(), TEST_TIMEOUT_S)
         assert isinstance(message, pb.GenerateResponse)
         has_token = bool(ids_of([message]))
     assert service.num_used_blocks
@@ -158,7 +158,7 @@ async def test_case_04_cancel_racing_completion_at_the_client(text: ModelText) -
                     service.step()
                     await asyncio.sleep(0)
                 call.cancel()
-            seen = await asyncio.wait_for(asyncio.gather(*readers), PATIENCE_S)
+            seen = await asyncio.wait_for(asyncio.gather(*readers), TEST_TIMEOUT_S)
             codes.update(seen)
             await service.until_released()
             await service.until(service.is_clean, steps=True)
@@ -177,7 +177,7 @@ async def until_blocked(served: ServedFront) -> int:
     assert output is not None
     token_id = served.encode("a")[0]
     num_idle = 0
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while num_idle < 200:
             if not output.request.stream.num_backlog_tokens:
                 served.port.emit(tokens=[(spec.key, token_id)] * 100)
@@ -201,7 +201,7 @@ async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str
         else:
             await served.channel.close(None)
         assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await until_true(lambda: not len(served.server.front.table))
         assert served.port.cancelled == [((key,), FinishReason.CANCELLED)]
         assert served.server.num_live_requests == 0

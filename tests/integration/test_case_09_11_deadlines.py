@@ -13,8 +13,8 @@ import pytest
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from support.fronts import rich_error
-from support.patience import PATIENCE_S
 from support.stepped_service import request, stepped
+from support.timeout import TEST_TIMEOUT_S
 
 LONG = 400
 MOST_STEPS = 2
@@ -30,7 +30,9 @@ async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None
         service.step()
         assert service.num_used_blocks
         await service.until_released()
-        assert await asyncio.wait_for(call.code(), PATIENCE_S) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (
+            await asyncio.wait_for(call.code(), TEST_TIMEOUT_S) is grpc.StatusCode.DEADLINE_EXCEEDED
+        )
         service.step(MOST_STEPS)
         assert service.is_clean()
 

@@ -24,9 +24,9 @@ from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from support.overload_calls import Calls, fill_slots, publish_queue, read_all
-from support.patience import PATIENCE_S
 from support.published_queue import PublishedQueue
 from support.stepped_service import SteppedService, ids_of, request, stepped
+from support.timeout import TEST_TIMEOUT_S
 
 SLOTS = 4
 MAX_WAITING = 8
@@ -154,7 +154,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
         for _ in range(10 * MAX_WAITING):
             burst.send(service, request(NUM_TOKENS))
             # While the engine takes no step at all: health does not wait for it.
-            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=TEST_TIMEOUT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await service.until(lambda: len(burst.done) == 9 * MAX_WAITING)
         assert len(burst.rejected) == 9 * MAX_WAITING
@@ -324,7 +324,7 @@ async def _steps_to_first_token(service: SteppedService) -> int:
     def live() -> list[Any]:
         return [found for found in service.engine.requests.values() if found.spec.tenant == "b"]
 
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while not live():
             service.read_commands()
             await asyncio.sleep(0)

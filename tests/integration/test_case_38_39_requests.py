@@ -19,9 +19,9 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import rich_error
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S, until_true
 from support.request_draws import requests
 from support.stepped_service import SteppedService, running
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 C = grpc.StatusCode
 GENERATE = "/penstock.v1.GenerationService/Generate"
@@ -131,7 +131,7 @@ async def ended(
     channel: Any, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> grpc.aio.AioRpcError | None:
     """Read one call to its end; return its error, if any."""
-    call = channel.unary_stream(GENERATE)(data, timeout=PATIENCE_S, metadata=metadata)
+    call = channel.unary_stream(GENERATE)(data, timeout=TEST_TIMEOUT_S, metadata=metadata)
     try:
         async for _ in call:
             pass
@@ -186,7 +186,7 @@ def test_case_39_any_request_is_served_or_rejected(text: ModelText) -> None:
             assert error is None or error.code() in EXPECTED, error
             assert error is None or error.code() is not C.UNKNOWN
             # One end for each, and nothing of it is left.
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TEST_TIMEOUT_S):
                 await until_true(lambda: not len(served.front.table))
 
         play()

@@ -21,7 +21,6 @@ from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import collect, open_channel, rich_error, serving
 from support.generate_requests import text_request
 from support.operations_server import FakeOperations
-from support.patience import PATIENCE_S
 from support.security_files import (
     ACME,
     ALL_TOKENS,
@@ -33,6 +32,7 @@ from support.security_files import (
     SecurityFiles,
     bearer_metadata,
 )
+from support.timeout import TEST_TIMEOUT_S
 
 C = grpc.StatusCode
 ALONE = (("grpc.use_local_subchannel_pool", 1),)
@@ -72,8 +72,8 @@ async def raw_code(
     metadata = () if token is None else bearer_metadata(token)
     for _ in range(20):
         sent = _nothing_yet() if data is None else iter([data])
-        call = begin(sent, metadata=metadata, timeout=PATIENCE_S)
-        async with asyncio.timeout(PATIENCE_S):
+        call = begin(sent, metadata=metadata, timeout=TEST_TIMEOUT_S)
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for _ in call:
                     call.cancel()
@@ -271,7 +271,7 @@ async def test_the_policy_limits_a_tenants_priority(
 
 
 async def next_event(call: Any) -> pb.MultiplexResponse:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         response: pb.MultiplexResponse = await call.read()
         return response
 

@@ -22,7 +22,7 @@ from penstock.server.ipc.control_frames import (
 )
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.supervised_process import SupervisedProcess
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 WAIT = "line.recv(4096)"
 READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
@@ -148,7 +148,7 @@ def test_a_command_sent_with_the_settings_is_executed(tmp_path: Path) -> None:
         child = subprocess.run(
             [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],
             pass_fds=[theirs.fileno()],
-            timeout=PATIENCE_S,
+            timeout=TEST_TIMEOUT_S,
             check=False,
         )
     assert child.returncode == 0

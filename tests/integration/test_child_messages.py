@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.processes.child import Child
 from penstock.server.processes.supervised_process import SupervisedProcess
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 _CHILD = """\
 import sys
@@ -47,12 +47,12 @@ class ProcessHarness:
         self.child: Child | None = None
 
     async def next(self) -> FromChild:
-        return await asyncio.wait_for(self.messages.get(), PATIENCE_S)
+        return await asyncio.wait_for(self.messages.get(), TEST_TIMEOUT_S)
 
     async def kept_alive(self) -> asyncio.Task[int]:
         """Keep the process alive in a task; return the task once the process is ready."""
         keeper = asyncio.create_task(self.process.keep_alive())
-        await asyncio.wait_for(self.process.is_ready.wait(), PATIENCE_S)
+        await asyncio.wait_for(self.process.is_ready.wait(), TEST_TIMEOUT_S)
         return keeper
 
     async def _spawn(self) -> Child:
@@ -74,7 +74,7 @@ async def test_messages_are_delivered_and_a_drain_order_has_its_grace(tmp_path: 
     assert place.process.facts == {"num": 1}
     place.process.retire(1.25)
     assert await place.next() == Drain(timeout_s=1.25)
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+    assert await asyncio.wait_for(keeper, TEST_TIMEOUT_S) == 0
     assert place.clean_ups == [(0, True)]
 
 
@@ -87,7 +87,7 @@ async def test_a_clean_up_receives_whether_the_exit_was_ordered(tmp_path: Path) 
     place.child.kill()
     await place.next()  # of the one that follows
     place.process.kill()
-    await asyncio.wait_for(keeper, PATIENCE_S)
+    await asyncio.wait_for(keeper, TEST_TIMEOUT_S)
     assert place.clean_ups == [(-9, False), (-9, True)]
 
 
@@ -99,12 +99,12 @@ async def test_a_restart_is_not_a_failure_and_ends_when_the_next_child_is_ready(
     # More often than any client may die.
     for _ in range(6):
         first = place.child
-        await asyncio.wait_for(place.process.restart(PATIENCE_S), PATIENCE_S)
+        await asyncio.wait_for(place.process.restart(TEST_TIMEOUT_S), TEST_TIMEOUT_S)
         assert place.child is not first
         assert place.process.is_ready.is_set()
     assert place.clean_ups == [(0, True)] * 6
     place.process.retire()
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+    assert await asyncio.wait_for(keeper, TEST_TIMEOUT_S) == 0
 
 
 async def test_a_child_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ async def test_a_child_that_does_not_finish_for_a_restart_is_killed(tmp_path: Pa
     keeper = await place.kept_alive()
     assert place.child is not None
     os.kill(place.child.pid, signal.SIGSTOP)
-    await asyncio.wait_for(place.process.restart(0.0), PATIENCE_S)
+    await asyncio.wait_for(place.process.restart(0.0), TEST_TIMEOUT_S)
     assert place.clean_ups == [(-9, True)]
     place.process.retire()
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+    assert await asyncio.wait_for(keeper, TEST_TIMEOUT_S) == 0
 
 
 async def test_a_child_that_dies_before_it_reads_the_stop_order_did_not_fail(
@@ -128,7 +128,7 @@ async def test_a_child_that_dies_before_it_reads_the_stop_order_did_not_fail(
     os.kill(place.child.pid, signal.SIGSTOP)
     os.kill(place.child.pid, signal.SIGKILL)
     place.process.retire()
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+    assert await asyncio.wait_for(keeper, TEST_TIMEOUT_S) == 0
 
 
 async def test_a_child_that_dies_after_it_read_the_stop_order_failed(tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ async def test_a_child_that_dies_after_it_read_the_stop_order_failed(tmp_path: P
     place.process.retire()
     while await place.next() != Drain(timeout_s=None):
         pass
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == -9
+    assert await asyncio.wait_for(keeper, TEST_TIMEOUT_S) == -9

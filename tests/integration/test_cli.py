@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2
 
 from google.rpc import error_details_pb2
 from support.cli_process import PROGRAM, environment, penstock, started
-from support.patience import PATIENCE_S
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
@@ -23,6 +22,7 @@ from support.scripted_server import (
     retry_info,
     send_tokens_and_wait,
 )
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_generate_prints_text_then_one_line(server: ScriptedServer) -> None:
@@ -53,9 +53,9 @@ async def test_tokens_are_printed_as_they_are_generated(server: ScriptedServer) 
     server.scripts.append(pause)
     async with started(server, "generate", "Hi") as process:
         assert process.stdout is not None
-        first = await asyncio.wait_for(process.stdout.readexactly(5), PATIENCE_S)
+        first = await asyncio.wait_for(process.stdout.readexactly(5), TEST_TIMEOUT_S)
         proceed.set()
-        rest, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        rest, _ = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert (first, rest) == (b"first", b" second\n")
 
@@ -200,7 +200,7 @@ async def test_no_service_has_its_own_exit_code(
 
 async def test_input_that_is_not_utf_8_is_a_usage_error(server: ScriptedServer) -> None:
     async with started(server, "generate", "-") as process:
-        _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), PATIENCE_S)
+        _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), TEST_TIMEOUT_S)
 
     assert process.returncode == 2
     assert err == b"penstock generate: text_prompt.text: the prompt is not valid UTF-8\n"
@@ -210,11 +210,11 @@ async def test_ctrl_c_cancels_the_request(server: ScriptedServer) -> None:
     server.scripts.append(send_tokens_and_wait)
     async with started(server, "generate", "Hi") as process:
         assert process.stdout is not None
-        await asyncio.wait_for(process.stdout.readexactly(5), PATIENCE_S)
+        await asyncio.wait_for(process.stdout.readexactly(5), TEST_TIMEOUT_S)
         process.send_signal(signal.SIGINT)
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
-    await asyncio.wait_for(server.requests[0].cancelled.wait(), PATIENCE_S)
+    await asyncio.wait_for(server.requests[0].cancelled.wait(), TEST_TIMEOUT_S)
     assert process.returncode == 130
     assert out == b"\n"
     assert err == b"penstock generate: interrupted\n"
@@ -242,7 +242,7 @@ async def test_a_closed_pipe_cancels_the_request(server: ScriptedServer) -> None
     os.close(write_end)
     await asyncio.to_thread(os.read, read_end, 5)
     os.close(read_end)
-    _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    _, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 141
     assert err == b""
@@ -272,7 +272,7 @@ async def test_an_output_error_is_reported_in_one_line(
     server: ScriptedServer, full_device: IO[bytes], args: tuple[str, ...]
 ) -> None:
     async with started(server, *args, stdout=full_device) as process:
-        _, err = await asyncio.wait_for(process.communicate(b"Hi\n"), PATIENCE_S)
+        _, err = await asyncio.wait_for(process.communicate(b"Hi\n"), TEST_TIMEOUT_S)
 
     assert process.returncode == 5
     line = "input or output failed: [Errno 28] No space left on device"
@@ -287,9 +287,9 @@ async def test_an_output_error_cancels_the_request(
     # Not even the failure can be reported: the exit code does.
     outputs = {"stdout": full_device, "stderr": full_device}
     async with started(server, "generate", "Hi", **outputs) as process:
-        await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
-    await asyncio.wait_for(server.requests[0].cancelled.wait(), PATIENCE_S)
+    await asyncio.wait_for(server.requests[0].cancelled.wait(), TEST_TIMEOUT_S)
     assert process.returncode == 5
 
 

@@ -8,7 +8,6 @@ import grpc
 import pytest
 
 from support.cli_process import PROGRAM, Terminal, environment, penstock
-from support.patience import PATIENCE_S
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
@@ -16,6 +15,7 @@ from support.scripted_server import (
     send_hello,
     send_tokens_and_wait,
 )
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
@@ -109,8 +109,8 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
 
-    assert await asyncio.wait_for(chat.wait(), PATIENCE_S) == 0
-    await asyncio.wait_for(server.requests[0].cancelled.wait(), PATIENCE_S)
+    assert await asyncio.wait_for(chat.wait(), TEST_TIMEOUT_S) == 0
+    await asyncio.wait_for(server.requests[0].cancelled.wait(), TEST_TIMEOUT_S)
     # What was cancelled or failed is not part of the conversation.
     assert [turn.parts[0].text for turn in server.requests[2].request.chat_prompt.messages] == [
         "three"
@@ -135,7 +135,7 @@ async def test_chat_at_a_terminal_shows_how_to_leave_a_full_context(
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
 
-    assert await asyncio.wait_for(chat.wait(), PATIENCE_S) == 0
+    assert await asyncio.wait_for(chat.wait(), TEST_TIMEOUT_S) == 0
 
 
 async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_turn(
@@ -152,7 +152,7 @@ async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_tur
     processes.append(process)
 
     await terminal.wait_for(b"penstock chat: no service at 127.0.0.1:9: is `penstock serve`")
-    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 3
+    assert await asyncio.wait_for(process.wait(), TEST_TIMEOUT_S) == 3
 
 
 async def test_chat_help_lists_its_commands(server: ScriptedServer) -> None:
@@ -180,4 +180,4 @@ async def test_control_characters_are_not_printed_to_a_terminal(
     )
     processes.append(process)
     await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())
-    await asyncio.wait_for(process.wait(), PATIENCE_S)
+    await asyncio.wait_for(process.wait(), TEST_TIMEOUT_S)

@@ -23,7 +23,6 @@ from penstock.client import (
     Unimplemented,
 )
 from support.client_adapters import POLICY, ClientAdapter, FakeTime
-from support.patience import until_true
 from support.scripted_server import (
     ScriptedServer,
     ServedRequest,
@@ -35,6 +34,7 @@ from support.scripted_server import (
     send_tokens_and_wait,
     until,
 )
+from support.timeout import until_true
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -24,7 +24,6 @@ from penstock.client import (
 )
 from penstock.client.call_settings import CallSettings
 from support.client_adapters import AsyncAdapter, ClientAdapter, FakeTime
-from support.patience import until_true
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
@@ -34,6 +33,7 @@ from support.scripted_server import (
     send_tokens_and_wait,
     until,
 )
+from support.timeout import until_true
 
 
 def speaking_until(event: asyncio.Event) -> Any:

@@ -14,8 +14,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1.prompt_pb2 import ContentPart
 from support.fronts import rich_error
-from support.patience import PATIENCE_S
 from support.service import simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 BLOCK = 16
 Message = tuple[str, str]
@@ -60,7 +60,7 @@ async def take_turn(
     turn = Turn("", [], [], 0, 0)
     metadata = ((KEY, tenant),) if tenant else ()
     stub = pb_grpc.GenerationServiceStub(channel)
-    async for response in stub.Generate(request, timeout=PATIENCE_S, metadata=metadata):
+    async for response in stub.Generate(request, timeout=TEST_TIMEOUT_S, metadata=metadata):
         turn.prompt_ids += [record.id for record in response.prompt.records]
         turn.output_ids += [record.id for record in response.tokens.records]
         turn.text += response.tokens.text

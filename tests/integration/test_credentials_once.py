@@ -18,8 +18,8 @@ from penstock.server.text.model_text import ModelText
 from support.fronts import open_channel, serving
 from support.generate_requests import text_request
 from support.operations_server import FakeOperations
-from support.patience import PATIENCE_S
 from support.security_files import ACME, OPERATOR, SecurityFiles, bearer_metadata
+from support.timeout import TEST_TIMEOUT_S
 
 FRONT_METHODS = (
     "penstock.v1.GenerationService/Generate",
@@ -70,8 +70,8 @@ def after_each_judgement(
 async def call_once(channel: grpc.aio.Channel, path: str) -> None:
     """Make one call with an empty message; read until its end or its first response."""
     begin: Any = channel.stream_stream(f"/{path}")
-    call = begin(iter([b""]), metadata=bearer_metadata(OPERATOR), timeout=PATIENCE_S)
-    async with asyncio.timeout(PATIENCE_S):
+    call = begin(iter([b""]), metadata=bearer_metadata(OPERATOR), timeout=TEST_TIMEOUT_S)
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 break

@@ -15,8 +15,8 @@ from penstock.server.rpc.handlers import Context, HandlerWrapper
 from penstock.server.security.rights import Right
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
-from support.patience import PATIENCE_S
 from support.security_files import ACME, OPERATOR, SecurityFiles, bearer_metadata
+from support.timeout import TEST_TIMEOUT_S
 
 SERVICE = "acme.v1.Gateway"
 
@@ -55,7 +55,7 @@ async def test_its_methods_require_the_rights_that_it_names(
             call: Any = served.channel.unary_unary(f"/{SERVICE}/{method}")
             metadata = None if token is None else bearer_metadata(token)
             try:
-                assert await call(b"words", timeout=PATIENCE_S, metadata=metadata) == b"words"
+                assert await call(b"words", timeout=TEST_TIMEOUT_S, metadata=metadata) == b"words"
             except grpc.aio.AioRpcError as error:
                 return error.code()
             return grpc.StatusCode.OK

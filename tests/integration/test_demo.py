@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from support.cli_process import running
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 NAMES = ("menenius", "romeo", "richard")
 
@@ -23,13 +23,13 @@ async def streaming(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None
     line = b""
     while b"PROCESSING" not in line:
-        line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
+        line = await asyncio.wait_for(process.stdout.readline(), TEST_TIMEOUT_S)
         assert line, "the demo ended before it streamed"
 
 
 async def test_three_streams_and_a_clean_end() -> None:
     async with demo("--max-tokens", "40") as process:
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert err.decode() == ""
     assert process.returncode == 0
@@ -53,19 +53,19 @@ async def test_ctrl_c_stops_the_service_too() -> None:
         await streaming(process)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        _, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 130
     assert b"interrupted, service stopped" in err
     assert b"Traceback" not in err
     assert len(family) >= 3  # supervisor, engine, front
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, TEST_TIMEOUT_S)
     assert alive == []
 
 
 async def test_a_service_that_does_not_start_in_time_is_ended() -> None:
     async with demo("--start-timeout", "0.01") as process:
-        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        _, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 1
     assert err.decode().startswith("penstock demo: the service was not ready after 0.01 s")
@@ -73,7 +73,7 @@ async def test_a_service_that_does_not_start_in_time_is_ended() -> None:
 
 async def test_a_bad_request_fails_the_demo() -> None:
     async with demo("--max-tokens", "1000000000") as process:
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 1
     assert "service stopped" in out.decode()
@@ -88,18 +88,18 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
         supervisor = psutil.Process(process.pid).children()[0]
         family = supervisor.children(recursive=True)
         supervisor.kill()
-        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        _, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 1
     # Either the wait for the process or the streams may detect it first.
     assert re.search(r"the service ended (by itself )?with exit code -9", err.decode())
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, TEST_TIMEOUT_S)
     assert alive == []
 
 
 async def test_a_killed_engine_changes_no_text() -> None:
     async with demo("--kill") as process:
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert err.decode() == ""
     assert process.returncode == 0
@@ -112,7 +112,7 @@ async def test_a_killed_engine_changes_no_text() -> None:
 @pytest.mark.parametrize(("scene", "rows"), [("flood", 3), ("deadline", 2)])
 async def test_the_demo_scene_completes(scene: str, rows: int) -> None:
     async with demo(f"--{scene}") as process:
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert (process.returncode, err.decode()) == (0, "")
     _, shown, closing = out.decode().split("\n\n")

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from penstock.client import Client, Event, PenstockError, PoolConfig, SyncClient
-from support.patience import PATIENCE_S
 from support.service import simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_TASKS = 32
 NUM_THREADS = 8
@@ -32,7 +32,7 @@ class Load:
     def wait_for_more(self, num_more: int) -> None:
         with self._has_updates:
             target = self.ends["ok"] + num_more
-            assert self._has_updates.wait_for(lambda: self.ends["ok"] >= target, PATIENCE_S)
+            assert self._has_updates.wait_for(lambda: self.ends["ok"] >= target, TEST_TIMEOUT_S)
 
     async def run(self, client: Client) -> None:
         while not self._is_over.is_set():
@@ -49,10 +49,10 @@ class Load:
                 self._note(error)
 
     def _events(self, client: Client) -> AsyncIterator[Event]:
-        return client.generate(PROMPT, max_tokens=10, ignore_eos=True, deadline_s=PATIENCE_S)
+        return client.generate(PROMPT, max_tokens=10, ignore_eos=True, deadline_s=TEST_TIMEOUT_S)
 
     def _blocking_events(self, client: SyncClient) -> Iterator[Event]:
-        return client.generate(PROMPT, max_tokens=10, ignore_eos=True, deadline_s=PATIENCE_S)
+        return client.generate(PROMPT, max_tokens=10, ignore_eos=True, deadline_s=TEST_TIMEOUT_S)
 
     def _note(self, end: list[Event] | PenstockError) -> None:
         with self._has_updates:

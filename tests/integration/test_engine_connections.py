@@ -33,7 +33,7 @@ from support.link import (
     simulated_engine,
     spec,
 )
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def raw_front(path: Path, front_id: int) -> socket.socket:
     does.
     """
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(TEST_TIMEOUT_S)
     connection.connect(str(path))
     connection.sendall(encode(FrontHello(front_id=front_id)))
     assert connection.recv(65536)
@@ -139,8 +139,8 @@ async def test_a_disconnected_front_cancels_its_requests(
 ) -> None:
     async with front(path, 1) as (port, _):
         port.submit((spec(1, 1), spec(1, 2)))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
-    gone = {await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S) for _ in range(2)}
+        await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
+    gone = {await asyncio.to_thread(fake.cancelled.get, timeout=TEST_TIMEOUT_S) for _ in range(2)}
     assert gone == {1 << 32 | 1, 1 << 32 | 2}
 
 
@@ -151,7 +151,7 @@ async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_connected
     async with front(path, 1) as (port, received):
         assert (await received.hellos.get()).epoch == 1
         await asyncio.to_thread(first.close)
-        await asyncio.wait_for(received.lost.get(), PATIENCE_S)
+        await asyncio.wait_for(received.lost.get(), TEST_TIMEOUT_S)
         assert not port.is_up
         with pytest.raises(EngineUnavailable):
             port.submit((spec(1, 1),))
@@ -160,7 +160,7 @@ async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_connected
         port.cancel((1,), FinishReason.CANCELLED)
 
         second = run(listener, FakeEngine(), epoch=2)
-        assert (await asyncio.wait_for(received.hellos.get(), PATIENCE_S)).epoch == 2
+        assert (await asyncio.wait_for(received.hellos.get(), TEST_TIMEOUT_S)).epoch == 2
         port.submit((spec(1, 1),))
         assert received.lost.empty()
     await asyncio.to_thread(second.close)
@@ -191,16 +191,16 @@ async def test_a_pending_query_fails_when_the_engine_is_lost(
     def die_when_asked() -> None:
         with contextlib.suppress(ConnectionAbortedError):
             while True:
-                connections.poll(PATIENCE_S)
+                connections.poll(TEST_TIMEOUT_S)
         connections.close()
 
     thread = threading.Thread(target=die_when_asked)
     thread.start()
     async with front(path, 1) as (port, _):
         with pytest.raises(EngineUnavailable):
-            await asyncio.wait_for(port.cancel_by_id("x"), PATIENCE_S)
+            await asyncio.wait_for(port.cancel_by_id("x"), TEST_TIMEOUT_S)
         assert silent.is_set()
-    thread.join(PATIENCE_S)
+    thread.join(TEST_TIMEOUT_S)
 
 
 def test_many_frames_at_once_do_not_block_steps(
@@ -227,7 +227,7 @@ def test_many_frames_at_once_do_not_block_steps(
             own.sendall(b"".join(encode(submit) for submit in submits))
         handled: list[int] = []
         while not handled or handled[-1] < 40:
-            connections.poll(PATIENCE_S)
+            connections.poll(TEST_TIMEOUT_S)
             handled.append(fake.submitted.qsize())
         connections.close()
 
@@ -261,7 +261,7 @@ async def test_only_the_front_that_breaks_the_protocol_is_disconnected(
         broken.sendall(encode(Submit(specs=(spec(1, 5),))))
         broken.sendall(bad)
         await asyncio.to_thread(read_until_eof, broken)
-    assert await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S) == 1 << 32 | 5
+    assert await asyncio.to_thread(fake.cancelled.get, timeout=TEST_TIMEOUT_S) == 1 << 32 | 5
     async with front(path, 2) as (port, _):
         assert port.is_up
 
@@ -271,12 +271,12 @@ async def test_a_front_that_reconnects_replaces_its_old_connection(
 ) -> None:
     with raw_front(path, 1) as old:
         old.sendall(encode(Submit(specs=(spec(1, 5),))))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+        await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
         async with front(path, 1) as (port, _):
             await asyncio.to_thread(read_until_eof, old)
-            assert fake.cancelled.get(timeout=PATIENCE_S) == 1 << 32 | 5
+            assert fake.cancelled.get(timeout=TEST_TIMEOUT_S) == 1 << 32 | 5
             port.submit((spec(1, 5),))
-            await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+            await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
 
 
 async def test_a_front_with_too_many_unread_bytes_is_disconnected(
@@ -284,9 +284,9 @@ async def test_a_front_with_too_many_unread_bytes_is_disconnected(
 ) -> None:
     with raw_front(path, 1) as stalled:
         stalled.sendall(encode(Submit(specs=(spec(1, 5),))))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+        await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
         flood(fake, engine, 4 << 20)
-        assert await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S) == 1 << 32 | 5
+        assert await asyncio.to_thread(fake.cancelled.get, timeout=TEST_TIMEOUT_S) == 1 << 32 | 5
         await asyncio.to_thread(read_until_eof, stalled)
 
 
@@ -299,19 +299,19 @@ async def test_a_front_that_reads_too_slowly_is_disconnected(
     engine = run(listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0])
     with raw_front(path, 1) as trickling:
         trickling.sendall(encode(Submit(specs=(spec(1, 5),))))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+        await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
         flood(fake, engine, 4 << 20)
-        await asyncio.to_thread(fake.all_taken.wait, PATIENCE_S)
+        await asyncio.to_thread(fake.all_taken.wait, TEST_TIMEOUT_S)
         now[0] = 6.0
         while num_read > 0:
             num_read -= len(await asyncio.to_thread(trickling.recv, 1 << 16))
         async with front(path, 2) as (port, _):
             port.submit((spec(2, 1),))
-            await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+            await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
             assert fake.cancelled.empty()
             now[0] = 11.0
             engine.connections.wake()
-            key = await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S)
+            key = await asyncio.to_thread(fake.cancelled.get, timeout=TEST_TIMEOUT_S)
             assert key == 1 << 32 | 5
             assert port.is_up
     await asyncio.to_thread(engine.close)
@@ -323,7 +323,7 @@ async def test_a_slow_front_that_reads_again_gets_everything(
     engine = run(listener, fake, max_output_bytes=1 << 30)
     with raw_front(path, 1) as slow:
         slow.sendall(encode(Submit(specs=(spec(1, 5),))))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+        await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
         flood(fake, engine, 4 << 20)
         num_bytes = 0
         while num_bytes < 4 << 20:
@@ -337,7 +337,7 @@ async def test_no_front_cancels_the_requests_of_another(
 ) -> None:
     async with front(path, 1) as (port, _), front(path, 2) as (other, _):
         port.submit((spec(1, 5),))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+        await asyncio.to_thread(fake.submitted.get, timeout=TEST_TIMEOUT_S)
         other.cancel((1 << 32 | 5,), FinishReason.CANCELLED)
-        assert await asyncio.wait_for(other.cancel_by_id("none"), PATIENCE_S) is None
+        assert await asyncio.wait_for(other.cancel_by_id("none"), TEST_TIMEOUT_S) is None
         assert fake.cancelled.empty()

@@ -14,7 +14,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.server.ipc.frames import encode
 from penstock.server.ipc.unix_port import UnixEnginePort
 from support.link import Recorder, hello, listening, socket_path
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 KEY = 1 << 32 | 1
 EVENTS = encode(
@@ -38,10 +38,10 @@ class Engines:
     async def connected(self) -> AsyncGenerator[socket.socket]:
         """Accept the front's next connection and read its hello."""
         loop = asyncio.get_running_loop()
-        connection, _ = await asyncio.wait_for(loop.sock_accept(self._listener), PATIENCE_S)
+        connection, _ = await asyncio.wait_for(loop.sock_accept(self._listener), TEST_TIMEOUT_S)
         with connection:
             connection.setblocking(False)
-            assert await asyncio.wait_for(loop.sock_recv(connection, 4096), PATIENCE_S)
+            assert await asyncio.wait_for(loop.sock_recv(connection, 4096), TEST_TIMEOUT_S)
             yield connection
 
     async def emit(self, connection: socket.socket, *frames: bytes) -> None:
@@ -49,7 +49,7 @@ class Engines:
 
     async def until_hung_up(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             with contextlib.suppress(ConnectionError):
                 while await loop.sock_recv(connection, 4096):
                     pass
@@ -71,8 +71,8 @@ async def test_an_engine_that_resumes_after_its_successor_started_is_ignored() -
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as second:
                 await engines.emit(second, encode(hello(2)))
-                assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 2
-            await asyncio.wait_for(recorder.lost.get(), PATIENCE_S)
+                assert (await asyncio.wait_for(recorder.hellos.get(), TEST_TIMEOUT_S)).epoch == 2
+            await asyncio.wait_for(recorder.lost.get(), TEST_TIMEOUT_S)
             async with engines.connected() as first:
                 await engines.emit(first, encode(hello(1)), EVENTS)
                 await engines.until_hung_up(first)
@@ -82,8 +82,8 @@ async def test_an_engine_that_resumes_after_its_successor_started_is_ignored() -
             assert recorder.lost.empty()
             async with engines.connected() as third:
                 await engines.emit(third, encode(hello(3)), EVENTS)
-                assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 3
-                updates = await asyncio.wait_for(recorder.events.get(), PATIENCE_S)
+                assert (await asyncio.wait_for(recorder.hellos.get(), TEST_TIMEOUT_S)).epoch == 3
+                updates = await asyncio.wait_for(recorder.events.get(), TEST_TIMEOUT_S)
                 assert updates.tokens.tolist() == [7]
 
 
@@ -93,7 +93,9 @@ async def test_a_front_may_reconnect_to_the_same_engine() -> None:
             for _ in range(2):
                 async with engines.connected() as connection:
                     await engines.emit(connection, encode(hello(4)))
-                    assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 4
+                    assert (
+                        await asyncio.wait_for(recorder.hellos.get(), TEST_TIMEOUT_S)
+                    ).epoch == 4
 
 
 async def test_events_without_a_hello_are_ignored() -> None:

@@ -17,7 +17,7 @@ from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.engine.loop import EngineLoop
 from support.link import KEPT_LIMITS, FakeEngine, hello, listening
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_PIECES = 5
 
@@ -76,7 +76,7 @@ def with_loop(
             test(connections)
         finally:
             loop.stop()
-            thread.join(PATIENCE_S)
+            thread.join(TEST_TIMEOUT_S)
             assert not thread.is_alive()
             connections.close()
     return raised
@@ -92,7 +92,7 @@ def work_off(engine: AuditedEngine, connections: FrontConnections, num_steps: in
             StepEvents(step=step, at_s=0.0, keys=nothing, tokens=nothing.astype(np.int32))
         )
     connections.wake()
-    assert engine.done.wait(PATIENCE_S)
+    assert engine.done.wait(TEST_TIMEOUT_S)
     connections.wake()
 
 
@@ -103,7 +103,7 @@ def test_integrity_is_checked_whenever_the_engine_is_idle(path: Path) -> None:
         for num_steps in (3, 1, 200):
             work_off(engine, connections, num_steps)
             # A loop that is faster than the test checks in between as well.
-            while engine.num_steps_at_checks.get(timeout=PATIENCE_S) < engine.num_steps:
+            while engine.num_steps_at_checks.get(timeout=TEST_TIMEOUT_S) < engine.num_steps:
                 pass
 
     assert with_loop(path, engine, test) == []
@@ -115,7 +115,7 @@ def test_a_failed_integrity_check_ends_the_loop(path: Path) -> None:
 
     def test(connections: FrontConnections) -> None:
         work_off(engine, connections, 2)
-        engine.num_steps_at_checks.get(timeout=PATIENCE_S)
+        engine.num_steps_at_checks.get(timeout=TEST_TIMEOUT_S)
 
     assert with_loop(path, engine, test) == ["a block is missing"]
 
@@ -139,7 +139,7 @@ def test_new_work_runs_before_the_next_part_of_an_integrity_check(path: Path) ->
         for _ in range(3):
             work_off(engine, connections, 2)
             for _ in range(4):
-                while engine.pieces.get(timeout=PATIENCE_S) < engine.num_steps:
+                while engine.pieces.get(timeout=TEST_TIMEOUT_S) < engine.num_steps:
                     pass
 
     assert with_loop(path, engine, test) == []
@@ -178,7 +178,7 @@ class SelfPacedEngine(FakeEngine):
     def next_notification(self) -> bytes:
         """Return what the next step read from the pipe; skip periodic steps that read
         nothing."""
-        while not (reported := self.steps.get(timeout=PATIENCE_S)):
+        while not (reported := self.steps.get(timeout=TEST_TIMEOUT_S)):
             pass
         return reported
 
@@ -192,12 +192,12 @@ def test_a_self_paced_engine_steps_when_notified_or_due(path: Path) -> None:
             assert engine.next_notification() == reported
         # A front has sent something.
         connections.wake()
-        assert engine.steps.get(timeout=PATIENCE_S) == b""
+        assert engine.steps.get(timeout=TEST_TIMEOUT_S) == b""
         # A time limit has passed; and it also wakes from time to time without a reason.
         engine.wakeup_s = 0.0
         connections.wake()
         for _ in range(2):
-            assert engine.steps.get(timeout=PATIENCE_S) == b""
+            assert engine.steps.get(timeout=TEST_TIMEOUT_S) == b""
         # A loop that does not wait would be thousands of steps ahead by now.
         assert engine.steps.qsize() < 100
 

@@ -26,7 +26,7 @@ from penstock.server.ipc.board import BoardView, EngineBoard, create_board
 from penstock.server.ipc.frames import Frame, Submit, cancel_frame, decode
 from penstock.server.ipc.wire import FrameBuffer
 from support.link import KEPT_LIMITS, FakeEngine, hello, listening, spec
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def test_an_idle_loop_sends_heartbeats_and_runs_its_periodic_tasks(
         thread.start()
         try:
             # Without a front and without work.
-            assert [done.get(timeout=PATIENCE_S) for _ in range(4)] == ["one", "two"] * 2
+            assert [done.get(timeout=TEST_TIMEOUT_S) for _ in range(4)] == ["one", "two"] * 2
             for _ in range(3):
-                publisher.rounds.get(timeout=PATIENCE_S)
+                publisher.rounds.get(timeout=TEST_TIMEOUT_S)
         finally:
             loop.stop()
-            thread.join(PATIENCE_S)
+            thread.join(TEST_TIMEOUT_S)
             connections.close()
     assert not thread.is_alive()
     assert view.num_heartbeats >= 3
@@ -125,7 +125,7 @@ class Bench:
 
     def run(self) -> None:
         for _ in range(200):
-            if not (self.engine.has_work or self.dispatcher.has_own_work):
+            if not (self.engine.has_work or self.dispatcher.has_pending_work):
                 return
             self.step()
         raise AssertionError("it does not end")

@@ -24,7 +24,7 @@ from penstock.server.processes.exit_codes import (
     EXIT_OK,
     EXIT_ORPHANED,
 )
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 MODULE = "penstock.server.processes.engine_process"
 SIMULATED = ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=1024, max_seq_len=8192)
@@ -69,7 +69,7 @@ async def engine(path: Path, executor: ExecutorConfig) -> AsyncGenerator[Child]:
         yield child
     finally:
         child.kill()
-        await asyncio.wait_for(child.ended(), PATIENCE_S)
+        await asyncio.wait_for(child.ended(), TEST_TIMEOUT_S)
 
 
 @contextlib.asynccontextmanager
@@ -89,36 +89,36 @@ def spec(max_tokens: int) -> RequestSpec:
 
 async def test_the_engine_process_serves_a_front_and_exits_when_stopped(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, received):
-        facts = await asyncio.wait_for(child.started(), PATIENCE_S)
+        facts = await asyncio.wait_for(child.started(), TEST_TIMEOUT_S)
         assert facts["num_blocks"] == 1024
-        greeting = await asyncio.wait_for(received.hello, PATIENCE_S)
+        greeting = await asyncio.wait_for(received.hello, TEST_TIMEOUT_S)
         assert (greeting.epoch, greeting.model) == (7, "m")
         assert greeting.executor.num_blocks == 1024
         port.submit((spec(max_tokens=33),))
-        assert isinstance(await asyncio.wait_for(received.end, PATIENCE_S), Completed)
+        assert isinstance(await asyncio.wait_for(received.end, TEST_TIMEOUT_S), Completed)
         assert received.num_tokens == 33
         child.stop()
-        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_OK
-        await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
+        assert await asyncio.wait_for(child.ended(), TEST_TIMEOUT_S) == EXIT_OK
+        await asyncio.wait_for(received.lost.wait(), TEST_TIMEOUT_S)
 
 
 async def test_the_death_of_the_executor_has_its_own_exit_code(path: Path) -> None:
     fault = Fault(kind=FaultKind.EXECUTOR_DIES, at_output=3)
     executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
     async with engine(path, executor) as child, front(path) as (port, received):
-        await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+        await asyncio.wait_for(port.wait_up(), TEST_TIMEOUT_S)
         port.submit((spec(max_tokens=1000),))
-        await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
-        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ENGINE_DIED
+        await asyncio.wait_for(received.lost.wait(), TEST_TIMEOUT_S)
+        assert await asyncio.wait_for(child.ended(), TEST_TIMEOUT_S) == EXIT_ENGINE_DIED
         assert not received.end.done()
 
 
 async def test_the_engine_process_does_not_outlive_its_supervisor(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, received):
-        await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+        await asyncio.wait_for(port.wait_up(), TEST_TIMEOUT_S)
         child.close_control()
-        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
-        await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
+        assert await asyncio.wait_for(child.ended(), TEST_TIMEOUT_S) == EXIT_ORPHANED
+        await asyncio.wait_for(received.lost.wait(), TEST_TIMEOUT_S)
         assert not path.parent.exists()
 
 
@@ -128,10 +128,10 @@ async def test_the_engine_process_does_not_outlive_its_supervisor_during_a_hung_
     fault = Fault(kind=FaultKind.HANG, at_output=2)
     executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
     async with engine(path, executor) as child, front(path) as (port, _):
-        await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+        await asyncio.wait_for(port.wait_up(), TEST_TIMEOUT_S)
         port.submit((spec(max_tokens=1000),))
         child.close_control()
-        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
+        assert await asyncio.wait_for(child.ended(), TEST_TIMEOUT_S) == EXIT_ORPHANED
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ async def test_a_failed_start_is_reported_in_one_line(
 ) -> None:
     async with engine(path, executor) as child:
         with pytest.raises(ChildFailed, match=reason):
-            await asyncio.wait_for(child.started(), PATIENCE_S)
-        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
+            await asyncio.wait_for(child.started(), TEST_TIMEOUT_S)
+        assert await asyncio.wait_for(child.ended(), TEST_TIMEOUT_S) == EXIT_CANNOT_START
 
 
 async def test_a_death_before_it_is_ready_is_reported(path: Path) -> None:
     async with engine(path, SIMULATED) as child:
         child.kill()
         with pytest.raises(ChildFailed, match="killed by signal 9 before it was ready"):
-            await asyncio.wait_for(child.started(), PATIENCE_S)
+            await asyncio.wait_for(child.started(), TEST_TIMEOUT_S)

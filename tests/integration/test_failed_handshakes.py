@@ -13,9 +13,9 @@ import pytest
 
 from penstock.client import NO_RETRY, Client, TlsConfig, TokenPrompt
 from support.authority import Issued
-from support.patience import PATIENCE_S
 from support.security_files import SecurityFiles
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 GARBAGE = (
     b"GET / HTTP/1.0\r\n\r\n",
@@ -38,7 +38,7 @@ async def knock(port: int, data: bytes, context: ssl.SSLContext | None = None) -
     """Connect, send bytes, and wait until the server closes the connection."""
     with contextlib.suppress(OSError):
         name = None if context is None else "made-up.test"
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=context, server_hostname=name
             )
@@ -81,7 +81,7 @@ async def test_failed_handshakes_write_nothing(
                 TokenPrompt(ids=(5, 6, 7, 8)),
                 max_tokens=4,
                 ignore_eos=True,
-                deadline_s=PATIENCE_S,
+                deadline_s=TEST_TIMEOUT_S,
             )
         assert result.finished.usage.num_completion_tokens == 4
         service.signal(signal.SIGTERM)

@@ -28,7 +28,7 @@ from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import INFO, ServedFront, collect, flat_logprobs, rich_error, serving
-from support.patience import PATIENCE_S, until_true
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 Seen = dict[str, Any]
 DRAWN_TEXT = "The quality of mercy"
@@ -364,7 +364,7 @@ async def seen(served: ServedFront, words: str) -> Seen:
     call = served.stub.Generate(request(words))
     answer = asyncio.ensure_future(collect(call))
     submission = asyncio.ensure_future(served.port.next_submission())
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await asyncio.wait({answer, submission}, return_when=asyncio.FIRST_COMPLETED)
     if not submission.done():
         submission.cancel()
@@ -372,11 +372,11 @@ async def seen(served: ServedFront, words: str) -> Seen:
             await answer
         return {"rejected": rich_error(caught.value).info.reason}
     specs = submission.result()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         for spec in specs:
             await play(served, spec)
     received = delivered(await answer)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await served.server._wrapper.wait_until_idle()  # pyright: ignore[reportPrivateUsage]
     return given(served, specs) | received | {"is_kept": bool(served.server.front.results)}
 

@@ -21,7 +21,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import ServedFront, collect, rich_error, serving, text_of
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -45,7 +45,7 @@ async def test_health_follows_the_engine(served: ServedFront) -> None:
         return int(response.status)
 
     watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[1]))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         assert (await watch.read()).status == SERVING
         for service in SERVICES:
             assert await check(service) == SERVING
@@ -74,9 +74,9 @@ async def test_drain_lets_live_requests_finish_and_rejects_new_ones(served: Serv
     call = served.stub.Generate(text_request())
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         assert (await watch.read()).status == SERVING
-        drain = asyncio.ensure_future(served.server.drain(PATIENCE_S))
+        drain = asyncio.ensure_future(served.server.drain(TEST_TIMEOUT_S))
         assert (await watch.read()).status == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.GenerateOnce(pb.GenerateOnceRequest(generation=text_request()))
@@ -103,7 +103,7 @@ async def test_a_request_after_the_last_one_ended_in_a_drain_is_rejected(
     call = served.stub.Generate(text_request())
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
-    drain = asyncio.ensure_future(served.server.drain(PATIENCE_S))
+    drain = asyncio.ensure_future(served.server.drain(TEST_TIMEOUT_S))
     served.port.finish(spec.key)
     await collect(call)
 
@@ -113,7 +113,7 @@ async def test_a_request_after_the_last_one_ended_in_a_drain_is_rejected(
         for end in ends:
             assert isinstance(end, grpc.aio.AioRpcError)
             assert rich_error(end).info.reason == "DRAINING"
-    await asyncio.wait_for(drain, PATIENCE_S)
+    await asyncio.wait_for(drain, TEST_TIMEOUT_S)
 
 
 async def test_drain_ends_the_rest_with_unavailable(served: ServedFront) -> None:
@@ -124,7 +124,7 @@ async def test_drain_ends_the_rest_with_unavailable(served: ServedFront) -> None
     stream = aiter(call)
     received: list[pb.GenerateResponse] = []
     while not text_of(received):
-        received.append(await asyncio.wait_for(anext(stream), PATIENCE_S))
+        received.append(await asyncio.wait_for(anext(stream), TEST_TIMEOUT_S))
     await served.server.drain(0.0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
@@ -142,7 +142,7 @@ async def test_watchers_do_not_delay_a_drain(served: ServedFront) -> None:
     watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
     for watch in watches:
         assert (await watch.read()).status == SERVING
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await served.server.drain(3600.0)
 
 
@@ -162,7 +162,7 @@ async def test_reflection_lists_and_describes(served: ServedFront, version: str)
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         listed = await call.read()
         assert isinstance(listed, reflection_pb2.ServerReflectionResponse)

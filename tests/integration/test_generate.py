@@ -13,7 +13,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import ServedFront, admitted, collect, finished, flat_logprobs, text_of
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_a_stream_delivers_text_usage_and_one_end(served: ServedFront) -> None:
@@ -131,7 +131,7 @@ async def test_generate_once_returns_the_complete_response(served: ServedFront) 
     served.port.send(second.key, served.encode("two"))
     served.port.send(first.key, served.encode("one"))
     served.port.emit(ends=[finished(first.key), finished(second.key)])
-    response = await asyncio.wait_for(call, PATIENCE_S)
+    response = await asyncio.wait_for(call, TEST_TIMEOUT_S)
     assert [tokens.text for tokens in response.outputs] == ["one", "two"]
     assert [tokens.output_index for tokens in response.outputs] == [0, 1]
     assert len(response.finished.outputs) == 2

@@ -16,7 +16,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import ServedFront, collect, rich_error, serving, text_of
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_the_cancel_rpc_ends_the_stream_with_its_text_and_status_ok(
@@ -74,7 +74,7 @@ async def test_acceptance_is_sent_after_a_while_without_events(text: ModelText) 
     async with serving(text, FrontConfig(acceptance_delay_s=0.001)) as served:
         call = served.stub.Generate(text_request("hello"))
         await served.port.next_submission()
-        response = await asyncio.wait_for(call.read(), PATIENCE_S)
+        response = await asyncio.wait_for(call.read(), TEST_TIMEOUT_S)
         assert isinstance(response, pb.GenerateResponse)
         assert response.WhichOneof("event") == "accepted"
         call.cancel()

@@ -13,7 +13,7 @@ from penstock.server.ipc import unix_port
 from penstock.server.ipc.frames import encode
 from penstock.server.ipc.ports import EngineUnavailable
 from support.link import front, hello, socket_path, spec
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_an_engine_that_stops_reading_is_disconnected_and_cancels_do_not_raise(
@@ -41,7 +41,7 @@ async def test_an_engine_that_stops_reading_is_disconnected_and_cancels_do_not_r
             with pytest.raises(EngineUnavailable):
                 flood()
             port.cancel((1 << 32 | 1,), FinishReason.CANCELLED)
-            await asyncio.wait_for(received.lost.get(), PATIENCE_S)
+            await asyncio.wait_for(received.lost.get(), TEST_TIMEOUT_S)
         done.set()
         server.close()
         await server.wait_closed()

@@ -18,8 +18,8 @@ import pytest
 
 from penstock.client import Client, Unauthenticated
 from support.kubernetes import build, container_of, named_manifest, settings_of
-from support.patience import PATIENCE_S
 from support.service import simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 READ_ONLY = """
 mount --make-rprivate /
@@ -35,7 +35,9 @@ TOKEN = "0f" * 32
 def sandbox(folder: Path) -> tuple[str, ...]:
     """Return a command prefix that makes only `folder` writable; skip if that is not permitted."""
     through = ("unshare", "--mount", "sh", "-eu", "-c", READ_ONLY, str(folder))
-    tried = subprocess.run((*through, "true"), capture_output=True, timeout=PATIENCE_S, check=False)
+    tried = subprocess.run(
+        (*through, "true"), capture_output=True, timeout=TEST_TIMEOUT_S, check=False
+    )
     if tried.returncode:
         pytest.skip(f"no mount namespace: {tried.stderr.decode().strip()[-100:]}")
     return through

@@ -13,7 +13,7 @@ import pytest
 from penstock.server.rpc.mapping_in import prompt
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import ServedFront, rich_error
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 MANY = 100
 """Prompts with more ids are converted on a thread."""
@@ -33,7 +33,7 @@ class BlockingConversions:
 
     def __call__(self, ids: Sequence[int]) -> Any:
         if len(ids) > MANY:
-            assert self.released.wait(PATIENCE_S)
+            assert self.released.wait(TEST_TIMEOUT_S)
         self.are_on_loop.append(threading.get_ident() == self._loop_thread)
         return self._convert(ids)
 
@@ -59,7 +59,7 @@ def submit(key: int, message: pb.GenerateRequest) -> pb.MultiplexRequest:
 
 async def rejection(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await served.stub.Generate(message, timeout=PATIENCE_S).read()
+        await served.stub.Generate(message, timeout=TEST_TIMEOUT_S).read()
     return caught.value
 
 

@@ -11,15 +11,15 @@ import pytest
 from penstock.server.observe.metrics.application import MetricsApplication
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.http import (
-    MAX_ASKING_S,
     MAX_CALL_S,
     MAX_CALLS,
     MAX_OTHER_CALLS,
-    MAX_SILENT,
+    MAX_PENDING,
+    MAX_RECEIVE_S,
 )
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_samples import Harness
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def harness() -> Iterator[Harness]:
 
 
 def test_clients_that_only_hold_connections_block_no_other(harness: Harness) -> None:
-    holders = [harness.connect() for _ in range(MAX_SILENT - 1)]
+    holders = [harness.connect() for _ in range(MAX_PENDING - 1)]
     for holder in holders[::2]:  # the others send nothing
         holder.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
     try:
         for path in ("/metrics", "/", "/status.json", "/healthz"):
             assert harness.ask(path)[0] == 200
-        harness.now_s += MAX_ASKING_S + 1
+        harness.now_s += MAX_RECEIVE_S + 1
         for holder in holders:
             assert holder.recv(1) == b""
     finally:
@@ -45,7 +45,7 @@ def test_clients_that_only_hold_connections_block_no_other(harness: Harness) -> 
 
 
 def test_the_oldest_of_too_many_silent_connections_is_closed(harness: Harness) -> None:
-    holders = [harness.connect() for _ in range(MAX_SILENT + 1)]
+    holders = [harness.connect() for _ in range(MAX_PENDING + 1)]
     try:
         assert holders[0].recv(1) == b""
         holders[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
@@ -67,7 +67,7 @@ class SlowScrapes:
         def render(exposition: Exposition, accept: str, compat: str) -> tuple[bytes, str]:
             del exposition, accept, compat
             self._begun.release()
-            assert self.proceed.wait(PATIENCE_S)
+            assert self.proceed.wait(TEST_TIMEOUT_S)
             return b"", "text/plain"
 
         patch.setattr(Exposition, "render", render)
@@ -77,7 +77,7 @@ class SlowScrapes:
             caller = self._harness.connect()
             self.callers.append(caller)
             caller.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            assert self._begun.acquire(timeout=PATIENCE_S)
+            assert self._begun.acquire(timeout=TEST_TIMEOUT_S)
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import Segment, SegmentKind
 from support.dashboards import RULES, dashboard_queries, without_variables
-from support.patience import PATIENCE_S
 from support.ports import reusable_port
 from support.reports import engine_hello, heartbeat, outcome, record, steps
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 # A real Prometheus that scrapes a port of this machine, and its API.
 
@@ -74,7 +74,7 @@ class Prometheus:
 
     def ask(self, path: str, **parameters: str) -> Any:
         """Return the data of an API call; None while the server does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TEST_TIMEOUT_S)
         try:
             connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
             answer = json.loads(connection.getresponse().read())
@@ -87,7 +87,7 @@ class Prometheus:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TEST_TIMEOUT_S)
         self._log.close()
 
     def has_data(self, query: str) -> bool:
@@ -105,7 +105,7 @@ class Prometheus:
         """
         pause = threading.Event()
         missing = queries
-        for _ in range(int(PATIENCE_S / _PAUSE_S)):
+        for _ in range(int(TEST_TIMEOUT_S / _PAUSE_S)):
             proceed()
             # Prometheus cannot report that it has scraped.
             pause.wait(_PAUSE_S)
@@ -194,7 +194,7 @@ async def loaded(service: Service) -> AsyncGenerator[None]:
     """Run a `penstock bench` with more concurrent requests than fit during the block."""
     bench = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", "bench", service.address),
-        *("--concurrency", "24", "--duration-s", str(PATIENCE_S), "--no-progress"),
+        *("--concurrency", "24", "--duration-s", str(TEST_TIMEOUT_S), "--no-progress"),
         *("--prompt-tokens", "uniform:8:64", "--output-tokens", "uniform:2:40"),
         *("--tenant", "atlas", "--tenant-metadata-key", "x-tenant"),
         stdout=asyncio.subprocess.DEVNULL,

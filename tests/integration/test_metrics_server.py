@@ -17,8 +17,8 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
 from support.metric_samples import Harness, samples_of
-from support.patience import PATIENCE_S
 from support.reports import heartbeat, outcome, record, steps
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_slow_status_does_not_block_scrapes(harness: Harness) -> None:
 
     def slow() -> bytes:
         asked.release()
-        assert proceed.wait(PATIENCE_S)
+        assert proceed.wait(TEST_TIMEOUT_S)
         return b"{}"
 
     harness.status = slow
@@ -179,13 +179,13 @@ def test_a_slow_status_does_not_block_scrapes(harness: Harness) -> None:
     for asker in askers:
         asker.start()
     for _ in askers:
-        assert asked.acquire(timeout=PATIENCE_S)
+        assert asked.acquire(timeout=TEST_TIMEOUT_S)
 
     assert harness.ask("/status.json")[0] == 503
     assert harness.ask("/metrics")[0] == 200
     proceed.set()
     for asker in askers:
-        asker.join(PATIENCE_S)
+        asker.join(TEST_TIMEOUT_S)
     assert answers == [200] * MAX_STATUS_CALLS
 
 
@@ -218,7 +218,7 @@ def test_the_server_can_be_closed_before_its_start_and_twice() -> None:
     server.close()
     server.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+        socket.create_connection(("127.0.0.1", server.port), timeout=TEST_TIMEOUT_S)
 
 
 def test_scrapes_during_many_records_are_complete(harness: Harness) -> None:
@@ -239,4 +239,4 @@ def test_scrapes_during_many_records_are_complete(harness: Harness) -> None:
             assert num == 3 * samples["penstock_step_seconds_count", frozenset()]
     finally:
         stop.set()
-        reporter.join(PATIENCE_S)
+        reporter.join(TEST_TIMEOUT_S)

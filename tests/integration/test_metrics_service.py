@@ -15,8 +15,8 @@ import pytest
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.metric_samples import samples_of, total, value
-from support.patience import PATIENCE_S
 from support.service import Service, Stream, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 Samples = dict[tuple[str, frozenset[str]], float]
 ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
@@ -28,14 +28,14 @@ async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) ->
     """
     url = await service.printed_address("metrics")
     samples: Samples = {}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while not samples or not is_seen(samples):
             samples = samples_of((await asyncio.to_thread(fetched, url)).decode())
     return samples
 
 
 def fetched(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(url, timeout=TEST_TIMEOUT_S) as answer:
         body: bytes = answer.read()
     return body
 

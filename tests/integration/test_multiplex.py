@@ -16,7 +16,7 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import state_pb2
 from support.fronts import SMALL_WINDOW, ServedFront, admitted, finished, rich_error, serving
 from support.multiplex import cancel, credit, kind, submit
-from support.patience import PATIENCE_S, until_true
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
 
@@ -31,12 +31,12 @@ class Reader:
 
     async def until(self, key: int, what: str) -> None:
         """Read until `key` has an event of that kind."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while what not in self.kinds(key):
                 assert await self._next(), f"the stream ended without {what} of {key}"
 
     async def rest(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while await self._next():
                 pass
 
@@ -120,7 +120,7 @@ async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
         await block_writer(served, key)
         await channel.close()
         assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await until_true(lambda: not len(served.server.front.table))
         assert "Traceback" not in caplog.text
 
@@ -131,7 +131,7 @@ async def block_writer(served: ServedFront, key: int) -> None:
     output = served.server.front.table.output(key)
     assert output is not None
     a = served.encode("a")[0]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while True:
             served.port.emit(tokens=[(key, a)] * 5000)
             for _ in range(200):
@@ -162,7 +162,7 @@ async def test_drain_waits_for_the_last_request_and_not_for_idle_calls(text: Mod
         _, idle = await open_call(served)
         busy_call, busy = await open_call(served, submit(1))
         (key,) = await submitted(served, 1)
-        drain = asyncio.ensure_future(served.server.drain(PATIENCE_S))
+        drain = asyncio.ensure_future(served.server.drain(TEST_TIMEOUT_S))
         error = rich_error(await idle.failure())
         assert error.code is grpc.StatusCode.UNAVAILABLE
         assert error.info.reason == "DRAINING"
@@ -172,12 +172,12 @@ async def test_drain_waits_for_the_last_request_and_not_for_idle_calls(text: Mod
         served.port.finish(key)
         assert rich_error(await busy.failure()).info.reason == "DRAINING"
         assert busy.kinds(1)[-1] == "finished"
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await drain
 
 
 async def test_the_calls_deadline_is_not_the_requests(served: ServedFront) -> None:
-    call = served.stub.Multiplex(timeout=PATIENCE_S)
+    call = served.stub.Multiplex(timeout=TEST_TIMEOUT_S)
     await call.write(submit(1))
     await call.write(submit(2, edit=lambda m: m.scheduling.total_timeout.FromSeconds(5)))
     one, two = sorted(

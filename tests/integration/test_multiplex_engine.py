@@ -11,8 +11,8 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import collect, text_of
 from support.generate_requests import limited
-from support.patience import PATIENCE_S, until_true
 from support.stepped_service import SteppedService, running
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 
 async def multiplexed(
@@ -27,7 +27,7 @@ async def multiplexed(
         submit = pb.MultiplexSubmit(key=key, generation=message)
         await call.write(pb.MultiplexRequest(submit=submit))
     await call.done_writing()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         async for response in call:
             for event in response.events:
                 events[event.key].append(event)
@@ -75,7 +75,7 @@ async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
             await call.write(pb.MultiplexRequest(submit=submit))
         assert isinstance(await call.read(), pb.MultiplexResponse)
         call.cancel()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await until_true(lambda: not len(served.front.table))
         # The engine serves others at once: all eight places are free again.
         responses = await collect(served.stub.Generate(limited(max_tokens=5)))

@@ -19,8 +19,8 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import ServedFront, serving
 from support.multiplex import cancel, submit
-from support.patience import PATIENCE_S
 from support.record_log import RecordLog, check_tiling, kinds
+from support.timeout import TEST_TIMEOUT_S
 
 C = grpc.StatusCode
 METHOD = "penstock.v1.GenerationService/Multiplex"
@@ -51,7 +51,7 @@ class Stream:
         self.served.port.finish(key)
 
     async def end(self) -> grpc.StatusCode:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while await self.call.read() is not grpc.aio.EOF:
                     pass

@@ -27,15 +27,15 @@ from penstock.server.observe.flight.reader import FlightReader
 from support.calls import TracedCall
 from support.generate_requests import greedy
 from support.observation import ENDPOINT_OPTIONS, model_of, num_completed, observed, until_stats
-from support.patience import PATIENCE_S
 from support.service import Service, Stream, launched, simulated
+from support.timeout import TEST_TIMEOUT_S
 
 FRONT = ("--fronts", "1")
 
 
 async def fetched(url: str) -> str:
     def fetch() -> str:
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(url, timeout=TEST_TIMEOUT_S) as answer:
             body: bytes = answer.read()
             return body.decode()
 

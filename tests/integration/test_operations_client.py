@@ -31,9 +31,9 @@ from penstock.client import (
 )
 from support.client_adapters import AsyncCalls, ClientAdapter, SyncCalls
 from support.operations_server import ServedOperations, serving_operations
-from support.patience import PATIENCE_S
 from support.reports import small_recording
 from support.snapshots import NOW_UNIX_S, SNAPSHOT, numbered, request_view, waiting_view
+from support.timeout import TEST_TIMEOUT_S
 
 
 class AsyncOperator(AsyncCalls):
@@ -116,7 +116,7 @@ async def test_a_watch_ends_when_its_reader_stops(
     operations.fake.snapshots = [
         dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
     ]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         reported = await watched(each_operator, 2, interval_s=0.1)
         # The call is over for the server too: nothing is left that it would wait for.
         await operations.server._wrapper.wait_until_idle()
@@ -134,7 +134,7 @@ async def test_closing_ends_a_watch(
     asked = asyncio.Event()
     operations.fake.on_snapshot = asked.set
     watch = asyncio.ensure_future(watched(operator, 1000, interval_s=3600.0))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await asked.wait()
         await operator.close()
         with pytest.raises(CallCancelled):

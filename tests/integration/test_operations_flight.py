@@ -16,9 +16,9 @@ from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import rich_error
 from support.operations_server import ServedOperations, rejection
-from support.patience import PATIENCE_S
 from support.reports import small_recording
 from support.snapshots import NOW_UNIX_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_the_flight_record_as_steps(operations: ServedOperations) -> None:
@@ -66,10 +66,10 @@ async def test_stalled_readers_block_no_other(
     operations: ServedOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"):
-        monkeypatch.setattr(operations_methods, limit, 10 * PATIENCE_S)  # they are not cut
+        monkeypatch.setattr(operations_methods, limit, 10 * TEST_TIMEOUT_S)  # they are not cut
     operations.fake.recording = MORE_THAN_IS_BUFFERED
     stalled = [operations.stub.GetFlightRecord(RAW) for _ in range(3)]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         for call in stalled:
             await call.read()
         operations.fake.recording = small_recording()
@@ -111,7 +111,7 @@ async def test_a_stalled_reader_of_a_flight_record_is_disconnected(
         operations_methods, "request_error", setting_when_called(request_error, cut)
     )
     await anext(pieces)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await cut.wait()
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -24,8 +24,8 @@ from support.operations_server import (
     rejection,
     serving_operations,
 )
-from support.patience import PATIENCE_S
 from support.snapshots import MODEL, SNAPSHOT
+from support.timeout import TEST_TIMEOUT_S
 
 
 def duration(value_s: float) -> Duration:
@@ -154,7 +154,7 @@ async def test_malformed_bytes_are_reported_as_such(operations: ServedOperations
 
 async def test_a_watch_ends_when_the_server_stops(operations: ServedOperations) -> None:
     call = operations.stub.WatchStats(pb.WatchStatsRequest(interval=duration(3600)))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await call.read()
         await operations.server.stop()
     error = await rejection(call)
@@ -207,7 +207,7 @@ async def test_health_and_reflection_are_served(operations: ServedOperations) ->
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         listed = cast("Any", await call.read())
         await call.done_writing()
@@ -244,7 +244,7 @@ async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.rpc.operations_service.MAX_CALLS", 3)
     fake = FakeOperations()
     fake.hold = asyncio.Event()
-    async with serving_operations(fake) as operations, asyncio.timeout(PATIENCE_S):
+    async with serving_operations(fake) as operations, asyncio.timeout(TEST_TIMEOUT_S):
         calls = [operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()) for _ in range(8)]
         ends = [asyncio.ensure_future(call.code()) for call in calls]
         # The rejected calls end first; the others are then released.

@@ -24,7 +24,7 @@ from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, queued, serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def rejected(
             assert isinstance(await first, Accepted)
         served.port.fail(spec.key, reason, **times_s)
         with pytest.raises(PenstockError) as caught:
-            await asyncio.wait_for(anext(events) if is_queued else first, PATIENCE_S)
+            await asyncio.wait_for(anext(events) if is_queued else first, TEST_TIMEOUT_S)
         return caught.value
 
 
@@ -124,6 +124,6 @@ async def test_a_request_beyond_the_quota_is_retried_after_the_delay(served: Ser
         assert slept_s == [6.0]
         served.port.fail(spec.key, FailureReason.TENANT_OVER_QUOTA, retry_after_s=8.0)
         with pytest.raises(QuotaExceeded) as caught:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TEST_TIMEOUT_S):
                 await first
         assert caught.value.retry_after_s == 8.0

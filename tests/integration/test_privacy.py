@@ -24,8 +24,8 @@ from support.calls import SERVICE, STYLES, TracedCall, until_listed
 from support.fronts import SMALL_WINDOW
 from support.observation import flight_files, observed, until_stats
 from support.otlp_receiver import Receiver, grpc_receiver
-from support.patience import PATIENCE_S
 from support.service import Service, simulated, until_health
+from support.timeout import TEST_TIMEOUT_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 FAULTS = [
@@ -150,7 +150,7 @@ async def fetched(site: Site, path: str) -> bytes:
 
     def fetch() -> bytes:
         try:
-            with urllib.request.urlopen(base + path, timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(base + path, timeout=TEST_TIMEOUT_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             return bytes(error.read())

@@ -13,7 +13,7 @@ from penstock.scheduler.events import WaitReason as Reason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, admitted, queued, serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 LATE = FrontConfig(acceptance_delay_s=600.0)
 
@@ -32,11 +32,11 @@ class EventStream:
         self._events = client.generate("hello", n=n)
 
     async def next(self) -> object:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             return await anext(self._events)
 
     async def rest(self) -> list[object]:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             return [event async for event in self._events]
 
 

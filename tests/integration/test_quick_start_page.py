@@ -10,8 +10,8 @@ from pathlib import Path
 from markdown_source import Block, blocks
 from page_commands import commands
 from support.pages import REPOSITORY
-from support.patience import PATIENCE_S
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 PAGE = (REPOSITORY / "docs" / "quick-start.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:50051"
@@ -34,7 +34,7 @@ async def typed(service: Service, words: list[str], text: str, folder: Path) -> 
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             out, err = await process.communicate(text.encode())
     finally:
         if process.returncode is None:

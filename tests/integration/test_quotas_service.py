@@ -12,8 +12,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import tiny_tokenizers
 from support.fronts import rich_error
-from support.patience import PATIENCE_S
 from support.service import simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_CHANNELS = 8
 LONG = 200
@@ -38,7 +38,7 @@ async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") 
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
     kept.append(call)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while (await call.read()).WhichOneof("event") != "tokens":
                 pass
     except grpc.aio.AioRpcError as error:

@@ -16,15 +16,15 @@ import pytest
 
 from penstock.gateway.ray.load import LoadGauge, ReplicaLoad, load_of
 from penstock.gateway.ray.methods import METHODS
-from penstock.gateway.ray.relay import Ending, Relay, passed_on
+from penstock.gateway.ray.relay import CallStatus, Relay, forwarded_metadata
 from penstock.gateway.ray.service import ReplicaService, ReplicaServiceFailed
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, stats_pb2
 from ray_serve.ray_calls import read_until_tokens, stub
 from support.generate_requests import greedy
 from support.multiplex import submit
-from support.patience import PATIENCE_S
 from support.service import simulated, until_gone
+from support.timeout import TEST_TIMEOUT_S
 
 OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-grace-s", "1")
 PACKAGE_ROOT = Path(__file__).parents[2] / "deploy" / "ray"
@@ -39,7 +39,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def service() -> Iterator[ReplicaService]:
     """Provide one service for the calls of all tests."""
-    service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
+    service = ReplicaService(OPTIONS, start_timeout_s=TEST_TIMEOUT_S)
     yield service
     service.kill()
 
@@ -56,27 +56,27 @@ async def test_calls_are_relayed_as_bytes_with_their_statuses(
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         listed = await relay.unary(METHODS["ListModels"], b"", ())
-        assert listed.ending.code is grpc.StatusCode.OK
+        assert listed.status.code is grpc.StatusCode.OK
         models = model_service_pb2.ListModelsResponse.FromString(listed.data).models
         assert [model.name for model in models] == ["demo"]
 
         data = greedy(6).SerializeToString()
-        *messages, ending = [item async for item in relay.stream(METHODS["Generate"], data, ())]
-        assert isinstance(ending, Ending)
-        assert ending.code is grpc.StatusCode.OK
+        *messages, status = [item async for item in relay.stream(METHODS["Generate"], data, ())]
+        assert isinstance(status, CallStatus)
+        assert status.code is grpc.StatusCode.OK
         read = [pb.GenerateResponse.FromString(m) for m in messages if isinstance(m, bytes)]
         assert [message.sequence for message in read] == list(range(len(messages)))
         assert read[-1].HasField("finished")
 
         (rejected,) = [item async for item in relay.stream(METHODS["Generate"], b"\xff", ())]
-        assert isinstance(rejected, Ending)
+        assert isinstance(rejected, CallStatus)
         assert rejected.code is grpc.StatusCode.INVALID_ARGUMENT
         details = dict(rejected.trailers)["grpc-status-details-bin"]
         assert isinstance(details, bytes)
         assert b"MALFORMED_REQUEST" in details
 
         once = await relay.unary(METHODS["GenerateOnce"], b"\xff", ())
-        assert (once.data, once.ending.code) == (b"", grpc.StatusCode.INVALID_ARGUMENT)
+        assert (once.data, once.status.code) == (b"", grpc.StatusCode.INVALID_ARGUMENT)
 
         gauge = LoadGauge(service.operations)
         stack.push_async_callback(gauge.close)
@@ -102,15 +102,15 @@ async def test_a_stream_ends_when_both_sides_have_sent_all(relay: Relay) -> None
         for key in (1, 2):
             yield submit(key, edit=_short).SerializeToString()
 
-    *messages, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], requests(), ())]
+    *messages, status = [i async for i in relay.bidirectional(METHODS["Multiplex"], requests(), ())]
 
     read = [pb.MultiplexResponse.FromString(m) for m in messages if isinstance(m, bytes)]
     finished = [
         event.key for each in read for event in each.events if event.response.HasField("finished")
     ]
     assert sorted(finished) == [1, 2]
-    assert isinstance(ending, Ending)
-    assert ending.code is grpc.StatusCode.OK
+    assert isinstance(status, CallStatus)
+    assert status.code is grpc.StatusCode.OK
 
 
 async def test_a_stream_whose_caller_disconnects_is_cancelled(relay: Relay) -> None:
@@ -118,17 +118,17 @@ async def test_a_stream_whose_caller_disconnects_is_cancelled(relay: Relay) -> N
         yield submit(1, edit=_long).SerializeToString()
         raise ConnectionError("the caller is gone")
 
-    *_, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], requests(), ())]
+    *_, status = [i async for i in relay.bidirectional(METHODS["Multiplex"], requests(), ())]
 
-    assert isinstance(ending, Ending)
-    assert ending.code is grpc.StatusCode.CANCELLED
+    assert isinstance(status, CallStatus)
+    assert status.code is grpc.StatusCode.CANCELLED
 
 
 def test_the_exit_of_a_drained_service_is_detected() -> None:
-    service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
+    service = ReplicaService(OPTIONS, start_timeout_s=TEST_TIMEOUT_S)
     try:
         service.check()
-        service.drain(PATIENCE_S)
+        service.drain(TEST_TIMEOUT_S)
         with pytest.raises(ReplicaServiceFailed, match="ended with 0"):
             service.check()
     finally:
@@ -137,7 +137,7 @@ def test_the_exit_of_a_drained_service_is_detected() -> None:
 
 def test_a_service_that_cannot_start_reports_it(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ReplicaServiceFailed, match="ended with 2"):
-        ReplicaService(("--executor", "none"), start_timeout_s=PATIENCE_S)
+        ReplicaService(("--executor", "none"), start_timeout_s=TEST_TIMEOUT_S)
     assert "--executor" in capfd.readouterr().err
 
 
@@ -175,7 +175,7 @@ def test_metadata_for_ray_serve_is_not_passed_on() -> None:
         ("authorization", "Bearer x"),
         ("x-some-bin", b"\x00"),
     )
-    assert passed_on(reported) == reported[-3:]
+    assert forwarded_metadata(reported) == reported[-3:]
 
 
 def test_the_load_is_that_of_the_fullest_model() -> None:

@@ -17,8 +17,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from support.calls import STYLES, Call
 from support.fronts import SMALL_WINDOW, ServedFront
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
 from support.record_log import RecordLog, check_tiling, kinds, logged, run_to_end
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_a_stalled_reader_is_reported_in_its_record(text: ModelText) -> No
         call = served.stub.Generate(text_request())
         key = await served.port.next_key()
         served.port.admit(key)
-        await asyncio.wait_for(call.read(), PATIENCE_S)
+        await asyncio.wait_for(call.read(), TEST_TIMEOUT_S)
         letters = served.encode("abcdefgh") * 16
         while (
             served.server.num_live_requests

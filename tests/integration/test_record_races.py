@@ -19,9 +19,9 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.generate_requests import limited
 from support.multiplex import cancel
-from support.patience import PATIENCE_S
 from support.record_log import RecordLog, check_tiling
 from support.stepped_service import running
+from support.timeout import TEST_TIMEOUT_S
 
 NUM_REQUESTS = 400
 NUM_AT_ONCE = 40
@@ -95,7 +95,7 @@ async def test_every_request_has_exactly_one_record(
                 if await act(stub, number, rng):
                     seen.add(f"r-{number}")
 
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS)))
     reported = Counter(record.request_id for record in log.records)
     assert len(log.records) == len(opened) == log.recorder.num_records

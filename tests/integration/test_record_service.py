@@ -15,8 +15,8 @@ from penstock.server.cli.serve import merge_settings
 from penstock.tools.simulation.calibration import read_steps
 from penstock.tools.simulation.trace_files import read_trace
 from support.cli_process import finished
-from support.patience import PATIENCE_S
 from support.service import launched, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 COST = {
     "step_s": 0.004,
@@ -124,5 +124,5 @@ async def test_a_lost_record_folder_does_not_stop_the_service(tmp_path: Path) ->
         await service.until_logged("recording is disabled")
         await service.next_pid("engine")
         async with Client(service.address, retry=NO_RETRY) as client:
-            await client.wait_until_serving(deadline_s=PATIENCE_S)
+            await client.wait_until_serving(deadline_s=TEST_TIMEOUT_S)
             await ask(client, (1, 2, 3), 2, priority=0)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 _MIB = 1 << 20
 _NUM_CALLS = 8
@@ -25,7 +25,9 @@ async def test_bytes_of_a_rejected_call_are_freed(text: ModelText, method: str) 
         begin = channel.unary_stream if method == "Generate" else channel.unary_unary
 
         async def reject() -> None:
-            call = begin(f"/penstock.v1.GenerationService/{method}")(garbage, timeout=PATIENCE_S)
+            call = begin(f"/penstock.v1.GenerationService/{method}")(
+                garbage, timeout=TEST_TIMEOUT_S
+            )
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
         await reject()

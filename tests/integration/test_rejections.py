@@ -23,7 +23,7 @@ from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, pr
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
 from support.fronts import ServedFront, rich_error
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 
@@ -33,7 +33,7 @@ async def stream_bytes(
 ) -> list[bytes]:
     """Send raw bytes to Generate, and return all responses."""
     call = cast("Any", served.channel.unary_stream(GENERATE))(data, metadata=metadata)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         return [response async for response in call]
 
 
@@ -98,7 +98,7 @@ async def test_every_rejection_of_a_request_has_its_id(
         _check_id(rich_error(await rejection(served, message)).request_id, request_id)
         once = pb.GenerateOnceRequest(generation=message)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await served.stub.GenerateOnce(once, timeout=PATIENCE_S)
+            await served.stub.GenerateOnce(once, timeout=TEST_TIMEOUT_S)
         _check_id(rich_error(caught.value).request_id, request_id)
     served.port.go_down()
     _check_id(rich_error(await rejection(served, fitting)).request_id, request_id)
@@ -146,7 +146,7 @@ async def test_unsupported_methods_are_unimplemented_by_name(
     }
     call = calls.get(method.partition("/")[2], lambda: channel.unary_unary(path)(b""))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(call(), PATIENCE_S)
+        await asyncio.wait_for(call(), TEST_TIMEOUT_S)
     error = rich_error(caught.value)
     assert error.code is grpc.StatusCode.UNIMPLEMENTED
     assert error.info.metadata["feature"] == UNIMPLEMENTED_METHODS[method]

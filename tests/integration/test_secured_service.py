@@ -25,7 +25,6 @@ from penstock.client import (
     Unavailable,
 )
 from support.authority import replace_file
-from support.patience import PATIENCE_S
 from support.security_files import (
     ACME,
     ALL_TOKENS,
@@ -37,6 +36,7 @@ from support.security_files import (
     digest,
 )
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 NEW, WRONG = "new-Kanarie-token", "wrong-Kanarie-token"
@@ -52,7 +52,7 @@ async def command(service: Service, *arguments: str) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode()
@@ -61,7 +61,7 @@ async def command(service: Service, *arguments: str) -> tuple[int, str]:
 async def generated(client: Client) -> int:
     """Return the number of output tokens of a short request."""
     result = await client.generate_once(
-        PROMPT, max_tokens=4, ignore_eos=True, deadline_s=PATIENCE_S
+        PROMPT, max_tokens=4, ignore_eos=True, deadline_s=TEST_TIMEOUT_S
     )
     return result.finished.usage.num_completion_tokens
 
@@ -111,7 +111,7 @@ class Secured:
         await self.fails(VIEWER, PermissionDenied)
         async with Client(self.service.address, retry=NO_RETRY) as plain:
             with pytest.raises(Unavailable):
-                await plain.health(deadline_s=PATIENCE_S)
+                await plain.health(deadline_s=TEST_TIMEOUT_S)
 
     async def operators_look(self) -> None:
         address, tls = await self.service.printed_address("operations"), self.tls
@@ -179,7 +179,7 @@ async def scraped(url: str, security_files: SecurityFiles) -> str:
     context = ssl.create_default_context(cafile=str(security_files.authority.ca_file))
 
     def read() -> str:
-        with urllib.request.urlopen(url, context=context, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(url, context=context, timeout=TEST_TIMEOUT_S) as answer:
             text: str = answer.read().decode()
             return text
 

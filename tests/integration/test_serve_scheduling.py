@@ -24,8 +24,8 @@ from penstock.client import (
     RequestState,
     RetryPolicy,
 )
-from support.patience import PATIENCE_S
 from support.service import Service, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 STEP_S = 0.02
 COST = f'{{"step_s": {STEP_S}, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}}'
@@ -72,7 +72,7 @@ async def asked(client: Client, *, num_tokens: int = LONG) -> AsyncGenerator[Asy
     """Start a generation of exactly `num_tokens` tokens; cancel it at the end of the block."""
     events = client.generate(PROMPT, max_tokens=num_tokens, ignore_eos=True)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             yield events
     finally:
         await events.aclose()
@@ -118,7 +118,7 @@ async def rejected_for_its_deadline(client: Client, **options: Any) -> DeadlineU
     """Send requests until one is rejected for its deadline: while step times are irregular, nothing
     is predicted.
     """
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while True:
             events = client.generate(PROMPT, **options)
             async with aclosing(events):
@@ -133,7 +133,7 @@ async def rejected_for_its_deadline(client: Client, **options: Any) -> DeadlineU
 
 async def accepted_with_estimate(client: Client) -> Accepted:
     """Send requests until the wait of one is predicted, which requires regular step times."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while True:
             events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True)
             async with aclosing(events):
@@ -189,7 +189,7 @@ async def test_two_tenants_may_use_one_id_and_cancel_their_own(service: Service)
     async with client_of(service, "our") as a, client_of(service, "their") as b:
         ours = a.generate(PROMPT, request_id="same", max_tokens=LONG, ignore_eos=True)
         theirs = b.generate(PROMPT, request_id="same", max_tokens=LONG, ignore_eos=True)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             assert isinstance(await anext(ours), Accepted)
             assert isinstance(await anext(theirs), Accepted)
             await b.cancel("same")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from support.patience import PATIENCE_S
 from support.service import simulated
+from support.timeout import TEST_TIMEOUT_S
 
 SHORT_LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+( \d+)?: \S")
 
@@ -34,7 +34,7 @@ def serving_on_a_terminal() -> Generator[tuple[subprocess.Popen[bytes], int]]:
     os.close(theirs)
     # What hangs ends here, and with it every read of the terminal.
     signal.signal(signal.SIGALRM, lambda *_: process.kill())
-    signal.alarm(int(PATIENCE_S))
+    signal.alarm(int(TEST_TIMEOUT_S))
     try:
         yield process, ours
     finally:

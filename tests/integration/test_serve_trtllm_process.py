@@ -9,8 +9,8 @@ from penstock.executor.models import resolve_model
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.fake_trtllm import child_environment
-from support.patience import PATIENCE_S
 from support.service import Service, launched, simulated, started
+from support.timeout import TEST_TIMEOUT_S
 from support.trtllm_folders import engine_folder
 
 
@@ -51,7 +51,7 @@ async def answer(service: Service, text: str) -> str:
         request = pb.GenerateOnceRequest()
         request.generation.text_prompt.text = text
         request.generation.stopping.max_tokens = 8
-        response = await stub.GenerateOnce(request, timeout=PATIENCE_S)
+        response = await stub.GenerateOnce(request, timeout=TEST_TIMEOUT_S)
     return "".join(output.text for output in response.outputs)
 
 

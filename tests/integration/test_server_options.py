@@ -22,7 +22,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
 from support.fronts import ServedFront, collect, serving
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 NAMES = [name for name, _ in server_options(KeepaliveConfig())]
 NEVER_MS = 3_600_000
@@ -47,7 +47,7 @@ async def outcome(
 ) -> grpc.StatusCode:
     """Return the status of a call with this message and `num_metadata_bytes` bytes of metadata."""
     call = cast("Any", served.channel).unary_unary("/penstock.v1.ModelService/ListModels")(
-        message, metadata=(("x-pad", "a" * num_metadata_bytes),), timeout=PATIENCE_S
+        message, metadata=(("x-pad", "a" * num_metadata_bytes),), timeout=TEST_TIMEOUT_S
     )
     return cast("grpc.StatusCode", await call.code())
 
@@ -158,6 +158,6 @@ async def test_calls_that_arrive_at_once_are_not_dropped(
             stubs.append(model_service_pb2_grpc.ModelServiceStub(channel))
         request = model_service_pb2.ListModelsRequest()
         calls = [stubs[index % 3].ListModels(request) for index in range(1500)]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             codes = {await call.code() for call in calls}
     assert (codes != {grpc.StatusCode.OK}) is is_dropping

@@ -17,7 +17,7 @@ from penstock.v1.model_service_pb2 import GetModelRequest
 from support.core import FakeClock
 from support.fronts import SMALL_WINDOW, ServedFront, collect, rich_error, serving, text_of
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S, until_true
+from support.timeout import TEST_TIMEOUT_S, until_true
 
 MANY_TOKENS = 60_000
 
@@ -44,7 +44,10 @@ async def block_writer(served: ServedFront) -> int:
     assert output is not None
     stream = output.request.stream
     token_id = served.encode("a")[0]
-    async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(served.address) as channel:
+    async with (
+        asyncio.timeout(TEST_TIMEOUT_S),
+        grpc.aio.insecure_channel(served.address) as channel,
+    ):
         models = model_service_pb2_grpc.ModelServiceStub(channel)
         while True:
             for _ in range(200):
@@ -124,7 +127,7 @@ async def test_an_unread_final_event_closes_the_stream(text: ModelText) -> None:
         clock.now_s += 5.1
         served.server.front.disconnect_stalled()
         assert served.server.front.counters.num_disconnected_readers == 1
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await until_true(lambda: not len(served.server.front.table))
         call.cancel()
 
@@ -134,7 +137,7 @@ async def test_a_reader_that_returns_gets_everything_coalesced(text: ModelText) 
         call = served.stub.Generate(request())
         key = await block_writer(served)
         served.port.finish(key)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             responses = [response async for response in call]
         end = responses[-1].finished.outputs[0]
         assert text_of(responses) == "a" * end.num_completion_tokens

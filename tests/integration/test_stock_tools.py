@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 
 from support.authority import Authority
-from support.patience import PATIENCE_S
 from support.service import simulated, started
+from support.timeout import TEST_TIMEOUT_S
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (REPOSITORY / "docs" / "stock-tools.md").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ async def run(command: str, environment: dict[str, str]) -> tuple[int | None, st
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         stdout, stderr = await process.communicate()
     return process.returncode, stdout.decode(), stderr.decode()
 

@@ -18,7 +18,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import ServedFront, collect, rich_error, serving
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 KEY = "x-tenant"
 CONFIG = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key=KEY)
@@ -43,7 +43,7 @@ def request(request_id: str = "r") -> pb.GenerateRequest:
 async def cancel(
     served: ServedFront, request_id: str, metadata: tuple[tuple[str, str], ...]
 ) -> pb.CancelResponse:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         return await served.stub.Cancel(pb.CancelRequest(request_id=request_id), metadata=metadata)
 
 

@@ -24,10 +24,10 @@ from penstock.client import ModelState, OperationsClient
 from support.cli_process import PROGRAM, environment, run
 from support.observation import model_of, observed, until_stats
 from support.operations_server import FakeOperations, ServedOperations, serving_operations
-from support.patience import PATIENCE_S
 from support.ports import reusable_port
 from support.service import Service, Stream, simulated
 from support.snapshots import request_view, waiting_view
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def top(*args: str, **extra: str) -> tuple[int, str, str]:
@@ -114,7 +114,7 @@ class Screen:
     async def until(self, part: str) -> None:
         """Wait until `part` appears in output that arrives from now on."""
         begin = len(self.text)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while part not in self.text[begin:]:
                 self.more.clear()
                 await self.more.wait()
@@ -160,7 +160,7 @@ async def test_a_live_view_is_sorted_and_quit_by_keys(served: ServedOperations) 
         screen.type("s")
         await screen.until("requests by tokens")
         screen.type("q")
-        assert await asyncio.wait_for(screen.process.wait(), PATIENCE_S) == 0
+        assert await asyncio.wait_for(screen.process.wait(), TEST_TIMEOUT_S) == 0
 
 
 async def test_a_live_view_survives_the_services_restart() -> None:
@@ -175,7 +175,7 @@ async def test_a_live_view_survives_the_services_restart() -> None:
         async with serving_operations(fake, port):
             await screen.until("request-77")
             screen.process.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(screen.process.wait(), PATIENCE_S) == 0
+            assert await asyncio.wait_for(screen.process.wait(), TEST_TIMEOUT_S) == 0
 
 
 async def long_queue_is_shown(service: Service, operations: OperationsClient, address: str) -> None:

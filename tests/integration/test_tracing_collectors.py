@@ -8,8 +8,8 @@ from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.spans import export
 from penstock.server.observe.spans.export import MAX_QUEUED_RECORDS, start_tracing
 from support.otlp_receiver import Mode, Receiver, dead_endpoint, grpc_receiver, http_receiver
-from support.patience import PATIENCE_S
 from support.reports import request_record
+from support.timeout import TEST_TIMEOUT_S
 from support.traced_process import Outcome, run_traced
 
 SPANS_PER_REQUEST = 6
@@ -78,7 +78,7 @@ def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.Mon
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
         # On a busy machine the record that is being written takes longer than usual.
-        monkeypatch.setattr(export, "_LAST_TRACE_S", PATIENCE_S)
+        monkeypatch.setattr(export, "_LAST_TRACE_S", TEST_TIMEOUT_S)
         tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
         tracing.add_records([request_record(number) for number in range(1, 1001)])
         receiver.wait_for_call()
@@ -108,7 +108,7 @@ def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
     tracing.add_records([request_record(number) for number in range(1, 401)])
-    tracing.close(PATIENCE_S)
+    tracing.close(TEST_TIMEOUT_S)
     return tracing.counters()
 
 
@@ -128,6 +128,6 @@ def test_a_restarted_collector_receives_later_spans(monkeypatch: pytest.MonkeyPa
         receiver.mode = Mode.OK
         tracing.add_records([request_record(2)])
         spans = receiver.wait_for_spans(SPANS_PER_REQUEST)
-        tracing.close(PATIENCE_S)
+        tracing.close(TEST_TIMEOUT_S)
     assert request_record(2).trace.trace_id in {span.trace_id for span in receiver.spans()}
     assert len(spans) >= SPANS_PER_REQUEST

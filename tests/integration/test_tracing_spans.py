@@ -18,7 +18,6 @@ from penstock.server.observe.request_record import Content, RequestRecord, Trace
 from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
-from support.patience import PATIENCE_S
 from support.reports import (
     GENERATE,
     preempted_record,
@@ -26,8 +25,9 @@ from support.reports import (
     request_record,
     trace_parent,
 )
+from support.timeout import TEST_TIMEOUT_S
 
-CLOSE_LIMIT_S = PATIENCE_S
+CLOSE_LIMIT_S = TEST_TIMEOUT_S
 ON = TracingConfig(is_on=True)
 
 

@@ -163,7 +163,7 @@ def test_repeated_commands_abort_once_and_never_after_the_end(
     assert stream.result is not None
     stream.result.finished = is_over
     for _ in range(2):
-        harness.thread.post(harness.streams.carry_out, [submitted], [])
+        harness.thread.post(harness.streams.abort_and_submit, [submitted], [])
     harness.settle()
 
     assert len(harness.control.aborted) == (0 if is_over else 1)

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 from support.trtllm_engine import (
     GRACE_S,
     HEALTH_INTERVAL_S,
@@ -57,12 +57,12 @@ def test_a_fatal_error_is_raised_by_the_step(build: BuildHarness) -> None:
 def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = build(fake={"shutdown_s": PATIENCE_S})
+    harness = build(fake={"shutdown_s": TEST_TIMEOUT_S})
     begun = signal_shutdown(monkeypatch)
     harness.submit(greedy_spec(1))
     harness.round(2)
     harness.control.inject("fatal")
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TEST_TIMEOUT_S)
     # The loop is stuck in the engine's own clean-up, and nothing can report it.
     harness.submit(greedy_spec(2))
     for _ in range(3):
@@ -282,7 +282,7 @@ def test_a_hung_shutdown_is_abandoned_after_its_timeout(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build(
-        fake={"shutdown_s": 10 * PATIENCE_S},
+        fake={"shutdown_s": 10 * TEST_TIMEOUT_S},
         is_free=True,  # the bound is in real time
         watch={"shutdown_timeout_s": 0.05},
     )
@@ -290,7 +290,7 @@ def test_a_hung_shutdown_is_abandoned_after_its_timeout(
     thread = harness.thread._thread
     harness.executor.close()
 
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TEST_TIMEOUT_S)
     assert harness.view().is_alive, "it still hangs"
     assert not thread.is_alive()
 
@@ -300,7 +300,7 @@ def test_close_returns_although_the_loop_is_blocked(
 ) -> None:
     monkeypatch.setattr("penstock.executor.trtllm.engine._STOP_S", 0.05)
     harness = build(
-        fake={"shutdown_s": 10 * PATIENCE_S},
+        fake={"shutdown_s": 10 * TEST_TIMEOUT_S},
         is_free=True,
         watch={"shutdown_timeout_s": 0.05},
     )
@@ -309,12 +309,12 @@ def test_close_returns_although_the_loop_is_blocked(
     harness.submit(greedy_spec(1))
     harness.turn()
     harness.control.inject("fatal")
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TEST_TIMEOUT_S)
     harness.executor.close()
 
     assert harness.thread._thread.is_alive(), "it still hangs"
     harness.control.release()
-    harness.thread._thread.join(PATIENCE_S)
+    harness.thread._thread.join(TEST_TIMEOUT_S)
     assert not harness.thread._thread.is_alive()
 
 

@@ -15,7 +15,7 @@ from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.scheduler.events import PrefixFound
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 from support.trtllm_engine import (
     BuildHarness,
     TrtllmHarness,
@@ -146,7 +146,7 @@ def test_fetched_statistics_reach_the_audit_and_block_nothing(
         noted.set()
 
     monkeypatch.setattr(fake_module("llmapi.llm").LLM, "get_stats_async", blocks)
-    wrapped(monkeypatch, ResponseQueue, "note", note)
+    wrapped(monkeypatch, ResponseQueue, "put_stats", note)
     harness = build(fake={"stats": "rpc"}, is_free=True)
     for key in range(1, 4):
         harness.submit(greedy_spec(key, max_tokens=20))
@@ -154,7 +154,7 @@ def test_fetched_statistics_reach_the_audit_and_block_nothing(
 
     # Nothing is left behind in the engine, however many iterations it ran.
     while not harness.executor.audit.num_checks or harness.view().num_unread_stats:
-        assert noted.wait(PATIENCE_S)
+        assert noted.wait(TEST_TIMEOUT_S)
         noted.clear()
         harness.turn()
 

@@ -31,17 +31,17 @@ def watchdog() -> Watchdog:
 
 
 def given_up(which: SubmittedRequest) -> Response:
-    return Response(which, is_last=True, failure="given up", is_own=True)
+    return Response(which, is_last=True, failure="given up", is_synthetic=True)
 
 
 def test_cancels_of_impatient_clients_do_not_hide_a_dead_engine(watchdog: Watchdog) -> None:
     for key in range(4):
         each = request_of(key + 1)
-        watchdog.watch([each], 7.0 * key)
+        watchdog.expect([each], 7.0 * key)
         assert watchdog.check(7.0 * key + 7.0) == []
-        watchdog.forget(each, 7.0 * key + 7.0)
+        watchdog.remove(each, 7.0 * key + 7.0)
         watchdog.on_responses([given_up(each)], 7.0 * key + 7.0)
-    watchdog.watch([request_of(9)], 28.0)
+    watchdog.expect([request_of(9)], 28.0)
 
     with pytest.raises(ExecutorDied, match="returned nothing for 35 s"):
         watchdog.check(35.0)
@@ -49,22 +49,24 @@ def test_cancels_of_impatient_clients_do_not_hide_a_dead_engine(watchdog: Watchd
 
 def test_the_watchdog_expects_no_response_without_requests(watchdog: Watchdog) -> None:
     old = request_of(1)
-    watchdog.watch([old], 0.0)
-    watchdog.forget(old, 1.0)
+    watchdog.expect([old], 0.0)
+    watchdog.remove(old, 1.0)
 
     assert watchdog.check(1000.0) == []
     new = request_of(2)
-    watchdog.watch([new], 1000.0)
+    watchdog.expect([new], 1000.0)
     assert watchdog.check(1000.0 + TIMEOUT_S - 1.5) == []
 
 
 def test_requests_rejected_by_the_adapter_do_not_reset_the_watchdog(watchdog: Watchdog) -> None:
     hanging = request_of(1)
-    watchdog.watch([hanging], 0.0)
+    watchdog.expect([hanging], 0.0)
     for turn in range(1, 4):
         bad = request_of(turn + 1)
-        watchdog.watch([bad], 10.0 * turn)
-        watchdog.on_responses([Response(bad, is_last=True, failure="no", is_own=True)], 10.0 * turn)
+        watchdog.expect([bad], 10.0 * turn)
+        watchdog.on_responses(
+            [Response(bad, is_last=True, failure="no", is_synthetic=True)], 10.0 * turn
+        )
         assert watchdog.check(10.0 * turn) == []
 
     with pytest.raises(ExecutorDied, match="about 1 requests inside"):
@@ -73,7 +75,7 @@ def test_requests_rejected_by_the_adapter_do_not_reset_the_watchdog(watchdog: Wa
 
 def test_a_request_that_the_engine_lost_is_reported_once(watchdog: Watchdog) -> None:
     forgotten, served = request_of(1), request_of(2)
-    watchdog.watch([forgotten, served], 0.0)
+    watchdog.expect([forgotten, served], 0.0)
     lost: list[SubmittedRequest] = []
     for now_s in range(1, 100):
         watchdog.on_responses([Response(served, [5])], float(now_s))
@@ -84,7 +86,7 @@ def test_a_request_that_the_engine_lost_is_reported_once(watchdog: Watchdog) -> 
 
 def test_an_engine_that_fails_every_request_is_dead(watchdog: Watchdog) -> None:
     failing = [request_of(key) for key in range(1, 7)]
-    watchdog.watch(failing, 0.0)
+    watchdog.expect(failing, 0.0)
     faults = [Response(each, is_last=True, failure="forward failed") for each in failing]
 
     watchdog.on_responses(faults[:2], 1.0)
@@ -152,7 +154,7 @@ def test_slow_constraint_checks_do_not_count_as_an_unresponsive_engine(watchdog:
     for turn in range(20):
         begun_s = 100.0 * turn
         bad = request_of(turn + 1)
-        watchdog.watch([bad], begun_s)
+        watchdog.expect([bad], begun_s)
         assert watchdog.check(begun_s + 5.0) == []
         rejection = Response(
             bad,
@@ -160,7 +162,7 @@ def test_slow_constraint_checks_do_not_count_as_an_unresponsive_engine(watchdog:
             failure="no",
             is_rejected=True,
             is_constraint_error=True,
-            is_own=True,
+            is_synthetic=True,
         )
         watchdog.on_responses([rejection], begun_s + 5.0)
         assert watchdog.check(begun_s + 6.0) == []

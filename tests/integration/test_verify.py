@@ -24,9 +24,9 @@ from penstock.tools.verify.check_result import CheckResult
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
 from support.cli_process import Result, ended, running
-from support.patience import PATIENCE_S
 from support.service import simulated
 from support.service import started as service_started
+from support.timeout import TEST_TIMEOUT_S
 
 # A gRPC server that passes everything on to a real service, but for what a test makes it change.
 
@@ -109,7 +109,7 @@ NAMES = tuple(check.name for check in ALL_CHECKS)
 FEW_SEATS = ("--max-num-seqs", "4")
 # So slow that a busy machine keeps up with them.
 SLOW_STEP_S = 0.08
-ALL_CHECKS_S = 4 * PATIENCE_S
+ALL_CHECKS_S = 4 * TEST_TIMEOUT_S
 
 
 def row_of(result: Result, name: str) -> list[str]:
@@ -309,7 +309,7 @@ async def outcome_of(name: str, client: Client, address: str) -> str:
     results: list[CheckResult] = await run_checks(
         subject,
         [check for check in ALL_CHECKS if check.name == name],
-        timeout_s=PATIENCE_S,
+        timeout_s=TEST_TIMEOUT_S,
         left_out=frozenset(),
         on_result=lambda result: None,
     )
@@ -367,17 +367,17 @@ async def test_ctrl_c_stops_its_service() -> None:
         assert process.stdout is not None
         line = b""
         while not line.startswith(b"PASS  health"):
-            line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
+            line = await asyncio.wait_for(process.stdout.readline(), TEST_TIMEOUT_S)
             assert line, "it ended before the first check"
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        _, err = await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 130
     assert b"penstock verify: interrupted" in err
     assert b"Traceback" not in err
     assert len(family) >= 3  # supervisor, engine, front
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, TEST_TIMEOUT_S)
     assert alive == []
 
 
@@ -387,16 +387,16 @@ async def test_a_service_that_dies_fails_and_is_reported(tmp_path: Path) -> None
         assert process.stdout is not None
         line = b""
         while not line.startswith(b"PASS  greedy"):
-            line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
+            line = await asyncio.wait_for(process.stdout.readline(), TEST_TIMEOUT_S)
             assert line, "it ended before it generated"
         supervisor = psutil.Process(process.pid).children()[0]
         family = supervisor.children(recursive=True)
         supervisor.kill()
-        await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)
 
     assert process.returncode == 1
     document = json.loads(file.read_text())
     assert document["service"]["exit_code"] == -9
     assert document["checks"][-1]["reason"] == "ended by itself with exit code -9"
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, TEST_TIMEOUT_S)
     assert alive == []

@@ -17,9 +17,9 @@ from penstock.tools.verify.command import stop_timeout_s
 from penstock.tools.verify.crash_detector import CrashDetector
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
-from support.patience import PATIENCE_S
 from support.service import simulated
 from support.service import started as service_started
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
@@ -54,7 +54,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
                     Check(name="kills-unseen", run=kill_at_the_end),
                     *client_checks,
                 ],
-                timeout_s=PATIENCE_S,
+                timeout_s=TEST_TIMEOUT_S,
                 left_out=frozenset(),
                 on_result=lambda result: None,
                 crash_detector=CrashDetector(subject),
@@ -84,7 +84,7 @@ async def test_the_started_service_gets_its_configured_drain_time() -> None:
         "PENSTOCK_DRAIN_GRACE_S": "41",
     }
     service = OwnService(
-        simulated(), start_timeout_s=PATIENCE_S, environment=environment, on_log=reported.append
+        simulated(), start_timeout_s=TEST_TIMEOUT_S, environment=environment, on_log=reported.append
     )
     async with service:
         pass

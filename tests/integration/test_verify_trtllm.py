@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 # The demo model offers no more, whatever the executor.
@@ -35,7 +35,7 @@ async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
         },
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), 4 * PATIENCE_S)
+        out, _ = await asyncio.wait_for(process.communicate(), 4 * TEST_TIMEOUT_S)
     finally:
         if process.returncode is None:
             for child in psutil.Process(process.pid).children(recursive=True):

@@ -20,7 +20,7 @@ from penstock.v1 import model_service_pb2, model_service_pb2_grpc
 from penstock.v1.prompt_pb2 import ContentPart
 from support import tiny_tokenizers
 from support.fronts import INFO, ServedFront, rich_error, serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 TEXT = "The quality of mercy, 日本語テキスト"
 FAMILIES = {"byte level": tiny_tokenizers.byte_level, "fallback": tiny_tokenizers.byte_fallback}
@@ -72,7 +72,7 @@ def asked(*, is_chat: bool = False) -> pb.GenerateRequest:
 
 
 async def collected(served: ServedFront, message: pb.GenerateRequest) -> list[pb.GenerateResponse]:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         call = served.stub.Generate(message)
         return [response async for response in cast("AsyncIterator[pb.GenerateResponse]", call)]
 
@@ -99,7 +99,7 @@ async def test_a_prompt_that_the_model_cannot_take_is_rejected_by_its_field(
         else:
             request.text_prompt.text = TEXT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Tokenize(request, timeout=PATIENCE_S)
+            await stub.Tokenize(request, timeout=TEST_TIMEOUT_S)
         error = rich_error(caught.value)
         assert error.code is grpc.StatusCode.INVALID_ARGUMENT
         assert error.fields == [path]

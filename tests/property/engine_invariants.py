@@ -23,7 +23,7 @@ from penstock.scheduler.events import (
     StepEvents,
     Wait,
 )
-from penstock.scheduler.fair_order import MAX_PASSED_PER_TENANT, FairOrder
+from penstock.scheduler.fair_order import MAX_SKIPPED_PER_TENANT, FairOrder
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason, Request
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.tenant_counters import TenantCounters
@@ -336,15 +336,15 @@ class WatchedFairOrder(FairOrder):
         self._now = now
         return super().peek(now)
 
-    def pass_over(self, request: Request) -> None:
+    def skip(self, request: Request) -> None:
         self._passed_over.append(request)
         lines = [(one.spec.priority, one.tenant) for one in self._passed_over]
         assert len(lines) <= self._config.max_lookahead
-        assert lines.count(lines[-1]) <= MAX_PASSED_PER_TENANT
+        assert lines.count(lines[-1]) <= MAX_SKIPPED_PER_TENANT
         assert not request.num_preemptions, "a preempted request is not passed"
         if len(lines) == 1:
             self._blocked.setdefault(request.ticket, (self._now, 0))
-        super().pass_over(request)
+        super().skip(request)
 
     def note_admission(self, request: Request) -> bool:
         self._blocked.pop(request.ticket, None)

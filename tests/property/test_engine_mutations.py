@@ -170,11 +170,13 @@ MUTATIONS = [
     Mutation("output is the reference", Transitions, "preempt", losing_a_token),
     Mutation("queued once", Engine, "submit_at", queued_twice),
     Mutation("queued at all", Engine, "submit_at", never_queued),
-    Mutation("a rejection reports what is likely", DeadlinePredictor, "_late", without_estimate),
+    Mutation(
+        "a rejection reports what is likely", DeadlinePredictor, "_late_rejection", without_estimate
+    ),
     # Time.
     Mutation("who is late ends", WaitingQueue, "due", always([])),
     Mutation("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),
-    Mutation("in time alone, not rejected", DeadlinePredictor, "_machine", pessimistic),
+    Mutation("in time alone, not rejected", DeadlinePredictor, "_machine_model", pessimistic),
     Mutation("never is never", deadline_predictor, "retry_after_s", always(NO_TIME)),
     # Explanations.
     Mutation("who passed is counted", WaitClock, "_note_passed", without),
@@ -185,7 +187,7 @@ MUTATIONS = [
     Mutation("lowest class is thrown out", VictimSelection, "choose_victim", highest),
     Mutation("nobody new after a preemption", Planner, "_preempt", unowned),
     Mutation("who is in stays in", AdmissionBlocks, "num_tokens", stingy),
-    Mutation("passing is bounded", BatchAdmission, "_may_be_passed", always(True)),
+    Mutation("passing is bounded", BatchAdmission, "_may_be_overtaken", always(True)),
     Mutation("the thrown out come first", FairOrder, "push", as_fresh),
 ]
 

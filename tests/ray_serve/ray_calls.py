@@ -14,7 +14,7 @@ from penstock.v1 import operations_service_pb2 as operations_pb
 from penstock.v1 import operations_service_pb2_grpc as operations_grpc
 from penstock.v1 import stats_pb2
 from ray_serve.ray_cluster import Replica
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 def stub(channel: grpc.aio.Channel) -> Any:
@@ -63,7 +63,7 @@ async def until_counted(
 
     watches = [asyncio.create_task(watch(replica.operations)) for replica in replicas]
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             await is_enough.wait()
     finally:
         for each in watches:

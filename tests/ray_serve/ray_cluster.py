@@ -19,8 +19,8 @@ from typing import Any
 
 import grpc.aio
 
-from support.patience import PATIENCE_S
 from support.service import simulated
+from support.timeout import TEST_TIMEOUT_S
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = os.environ.get("PENSTOCK_RAY_PYTHON", sys.executable)
@@ -104,7 +104,7 @@ class RayCluster:
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
-        while select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
+        while select.select([self._process.stdout], [], [], TEST_TIMEOUT_S)[0]:
             line = self._process.stdout.readline()
             if line.startswith("> "):
                 reported = json.loads(line[2:])
@@ -148,7 +148,7 @@ def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
         assert process.stdout is not None
         process.stdin.close()
         try:
-            process.wait(PATIENCE_S)
+            process.wait(TEST_TIMEOUT_S)
         finally:
             process.kill()
             process.wait()

@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 DEPLOYMENT = "Penstock"
-PATIENCE_S = 55.0
+TEST_TIMEOUT_S = 55.0
 _POLL_INTERVAL_S = 0.1
 _NODE = {"num_cpus": 3, "object_store_memory": 100 << 20, "node_ip_address": "127.0.0.1"}
 
@@ -75,7 +75,7 @@ class Driver:
         reports.
         """
         without = set(order["without"])
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TEST_TIMEOUT_S
         states = replicas = None
         while time.monotonic() < deadline_s:
             application = self._serve.status().applications[self._application]
@@ -98,7 +98,7 @@ class Driver:
         """Return the reports of all live replicas."""
         handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
         asked = handle.broadcast("about")
-        reported: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)
+        reported: list[Any] = asked.results(timeout_s=TEST_TIMEOUT_S, return_exceptions=True)
         return [each for each in reported if isinstance(each, dict)]
 
 

@@ -12,7 +12,7 @@ import grpc.aio
 
 from penstock.client import LiveRequest, OperationsClient, RequestState, WaitReason
 from penstock.v1 import generation_service_pb2 as pb
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 SERVICE = "penstock.v1.GenerationService"
 STYLES = ("Generate", "GenerateOnce", "Multiplex")
@@ -53,7 +53,7 @@ class Call:
         """Read to the end; return the name of the request's gRPC status."""
         reported = None
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TEST_TIMEOUT_S):
                 reported = await self._read_to_end()
         except grpc.aio.AioRpcError:
             pass
@@ -95,7 +95,7 @@ class TracedCall(Call):
         style: str,
         message: pb.GenerateRequest | bytes,
         *,
-        timeout_s: float = PATIENCE_S,
+        timeout_s: float = TEST_TIMEOUT_S,
         credit: int | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> None:
@@ -118,7 +118,7 @@ async def until_listed(
     wait reason. Raises AssertionError if a call ends earlier.
     """
     wanted = {call.request_id for call in calls}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         async for _ in operations.watch_stats(interval_s=0.1):
             listed = await operations.list_requests()
             if wanted <= {one.request_id for one in listed if _is_in_state(one, state)}:

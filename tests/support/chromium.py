@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 EXECUTABLE = Path("/usr/bin/chromium")
 OPTIONS = (
@@ -73,7 +73,12 @@ def loaded_page(url: str, home: Path, *, seconds: int) -> LoadedPage:
         url,
     ]
     run = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, encoding="utf-8"
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TEST_TIMEOUT_S,
+        check=True,
+        encoding="utf-8",
     )
     console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
     return LoadedPage(document=run.stdout, console=console)

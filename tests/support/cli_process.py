@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from penstock.tools.command_line import main
-from support.patience import PATIENCE_S
 from support.scripted_server import ScriptedServer
+from support.timeout import TEST_TIMEOUT_S
 
 PROGRAM = (sys.executable, "-m", "penstock.tools")
 
@@ -58,7 +58,7 @@ async def running(
 
 
 async def ended(
-    process: asyncio.subprocess.Process, stdin: str = "", limit_s: float = PATIENCE_S
+    process: asyncio.subprocess.Process, stdin: str = "", limit_s: float = TEST_TIMEOUT_S
 ) -> Result:
     out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), limit_s)
     assert process.returncode is not None
@@ -79,7 +79,7 @@ def finished(*args: object, data: bytes = b"") -> subprocess.CompletedProcess[by
         input=data,
         capture_output=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TEST_TIMEOUT_S,
     )
 
 
@@ -116,7 +116,7 @@ class Terminal:
         Reads on the event loop, because a thread that reads could not be stopped.
         """
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while text not in self.shown:
                 readable = asyncio.Event()
                 loop.add_reader(self._master, readable.set)

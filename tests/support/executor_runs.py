@@ -17,7 +17,7 @@ from penstock.scheduler.events import Admitted, Completed, Failed, Preempted
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 from support.core import BLOCK_SIZE
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 MAX_SEQ_LEN = 64
 
@@ -146,7 +146,7 @@ class Harness:
             if after_step is not None:
                 after_step()
             elif engine.ready_fd is not None and engine.has_work:
-                assert select.select([engine.ready_fd], [], [], PATIENCE_S)[0], "no news"
+                assert select.select([engine.ready_fd], [], [], TEST_TIMEOUT_S)[0], "no news"
         assert not engine.has_work
         assert all(outcome.end is not None for outcome in outcomes.values())
         return list(outcomes.values())

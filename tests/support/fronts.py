@@ -48,7 +48,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import tiny_tokenizers
 from support.link import hello
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 INFO = ExecutorInfo(
     name="scripted",
@@ -138,14 +138,14 @@ class ScriptedPort:
         return lambda: self.cache_listeners.pop(salt, None) and None
 
     async def next_submission(self) -> tuple[RequestSpec, ...]:
-        return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)
+        return await asyncio.wait_for(self._submitted.get(), TEST_TIMEOUT_S)
 
     async def next_key(self) -> int:
         """Wait for the next submission; return the key of its first output."""
         return (await self.next_submission())[0].key
 
     async def next_cancel(self) -> tuple[tuple[int, ...], FinishReason]:
-        return await asyncio.wait_for(self._cancels.get(), PATIENCE_S)
+        return await asyncio.wait_for(self._cancels.get(), TEST_TIMEOUT_S)
 
     def come_up(self, epoch: int = 1) -> None:
         assert self.listener is not None
@@ -345,7 +345,7 @@ async def collect(
     call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
 ) -> list[pb.GenerateResponse]:
     """Read a stream to its end, with a time limit."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         return [response async for response in call]
 
 

@@ -32,7 +32,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.ipc.frames import EngineHello
 from penstock.server.ipc.ports import EnginePortListener
 from penstock.server.ipc.unix_port import UnixEnginePort
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 INFO = ExecutorInfo(
     name="fake", vocab_size=100, block_size=4, num_blocks=8, max_seq_len=64, max_num_seqs=4
@@ -165,7 +165,7 @@ class EngineLink:
         await self.until_up(port)
 
     async def until_up(self, port: UnixEnginePort) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while not port.is_up:
                 self.pump(0)
                 await asyncio.sleep(0)
@@ -200,12 +200,12 @@ class EngineLink:
 
     def _stop(self, loop: EngineLoop) -> None:
         loop.stop()
-        self.thread.join(PATIENCE_S)
+        self.thread.join(TEST_TIMEOUT_S)
         assert not self.thread.is_alive()
 
     def _has_work(self) -> bool:
         engine = self.dispatcher.engine
-        has_work = engine.has_work or self.dispatcher.has_own_work
+        has_work = engine.has_work or self.dispatcher.has_pending_work
         return has_work or self._clock() >= engine.next_wakeup_s()
 
 
@@ -235,12 +235,12 @@ class Recorder:
 
     async def until_ended(self, key: int) -> Completed:
         while key not in self.ended:
-            await asyncio.wait_for(self.events.get(), PATIENCE_S)
+            await asyncio.wait_for(self.events.get(), TEST_TIMEOUT_S)
         return self.ended[key]
 
     async def until_token(self, key: int) -> None:
         while key not in self.tokens:
-            await asyncio.wait_for(self.events.get(), PATIENCE_S)
+            await asyncio.wait_for(self.events.get(), TEST_TIMEOUT_S)
 
 
 @contextlib.contextmanager
@@ -266,7 +266,7 @@ def listening(path: Path) -> Generator[socket.socket]:
 async def front(path: Path, front_id: int) -> AsyncGenerator[tuple[UnixEnginePort, Recorder]]:
     port, recorder = UnixEnginePort(path, front_id), Recorder()
     await port.start(recorder)
-    await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+    await asyncio.wait_for(port.wait_up(), TEST_TIMEOUT_S)
     try:
         yield port, recorder
     finally:

@@ -10,8 +10,8 @@ from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.patience import PATIENCE_S
 from support.snapshots import request_view, snapshot
+from support.timeout import TEST_TIMEOUT_S
 
 
 def read(metrics: ServiceMetrics, compat: str = "") -> dict[tuple[str, frozenset[str]], float]:
@@ -68,7 +68,9 @@ class Harness:
     def ask(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.server.port, timeout=TEST_TIMEOUT_S
+        )
         try:
             connection.request(method, path, headers=headers or {})
             answer = connection.getresponse()
@@ -77,4 +79,4 @@ class Harness:
             connection.close()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE_S)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=TEST_TIMEOUT_S)

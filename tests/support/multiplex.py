@@ -16,7 +16,7 @@ from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import ScriptedPort, rich_status
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 def submit(
@@ -158,7 +158,7 @@ async def multiplex_call(
     handling = service.multiplex(cast(Context, wire))
     task = asyncio.ensure_future(handling)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             yield MultiplexHarness(front, port, wire, task)
     finally:
         task.cancel()

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from penstock.client import ModelStats, OperationsClient, ServerStats
-from support.patience import PATIENCE_S
 from support.service import Service, started
+from support.timeout import TEST_TIMEOUT_S
 
 ENDPOINT_OPTIONS = ("--operations-port", "0", "--metrics-port", "0")
 
@@ -34,7 +34,7 @@ async def until_stats(
     """
     last: ServerStats | None = None
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             async for stats in operations.watch_stats(interval_s=0.1):
                 last = stats
                 if is_so(stats):

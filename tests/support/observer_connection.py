@@ -5,7 +5,7 @@ import socket
 
 from penstock.server.ipc.wire import FrameBuffer
 from penstock.server.observe.frames import ObserverFrame, decode, encode
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 class ObserverConnection:
@@ -23,7 +23,7 @@ class ObserverConnection:
     async def next(self) -> ObserverFrame:
         loop = asyncio.get_running_loop()
         while not self._ready:
-            data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
+            data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), TEST_TIMEOUT_S)
             assert data, "the other side hung up"
             self._ready += [decode(body) for body in self._frames.feed(data)]
         return self._ready.pop(0)

@@ -21,8 +21,8 @@ from penstock.server.observe.operations.snapshot import (
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import operations_service_pb2_grpc as pb_grpc
 from support.fronts import RichError, rich_error
-from support.patience import PATIENCE_S
 from support.snapshots import SNAPSHOT
+from support.timeout import TEST_TIMEOUT_S
 
 
 class FakeOperations(Operations):
@@ -111,5 +111,5 @@ async def rejection(call: Any) -> RichError:
     """Return the error of a call; for a stream, of reading its next message."""
     ended = call.read() if hasattr(call, "read") else call
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(ended, PATIENCE_S)
+        await asyncio.wait_for(ended, TEST_TIMEOUT_S)
     return rich_error(caught.value)

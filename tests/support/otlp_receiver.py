@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 class Mode(enum.Enum):
@@ -73,7 +73,7 @@ class Receiver:
                 self.metadata.append(metadata)
             self._changed.notify_all()
         if mode is Mode.HANGING:
-            self.stopped.wait(PATIENCE_S)
+            self.stopped.wait(TEST_TIMEOUT_S)
         elif mode is Mode.SLOW:
             self.stopped.wait(self.delay_s)
         return mode

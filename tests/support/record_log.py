@@ -10,7 +10,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.observe.request_record import RequestRecord, RequestRecorder, decode_record
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, queued, serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 class RecordLog:
@@ -23,7 +23,7 @@ class RecordLog:
         self._queue: asyncio.Queue[RequestRecord] = asyncio.Queue()
 
     async def next(self) -> RequestRecord:
-        return await asyncio.wait_for(self._queue.get(), PATIENCE_S)
+        return await asyncio.wait_for(self._queue.get(), TEST_TIMEOUT_S)
 
     def _take(self, data: bytes) -> bool:
         record = decode_record(data)

@@ -29,7 +29,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
 from support.fronts import ScriptedPort, admitted
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 PROMPT = tuple(range(60, 60 + 40))
 A, B, C, D = 67, 68, 69, 70
@@ -85,7 +85,7 @@ class ReplayHarness:
 
 async def end_of(request: LiveRequest) -> list[StreamEvent]:
     events: list[StreamEvent] = []
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while batch := await request.stream.take():
             events += batch
     return events

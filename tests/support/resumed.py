@@ -7,8 +7,8 @@ from typing import Any
 from penstock.server.rpc.mapping_out import duration_of
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import text_of
-from support.patience import PATIENCE_S
 from support.stepped_service import SteppedService, ids_of, request
+from support.timeout import TEST_TIMEOUT_S
 
 
 def resumable(
@@ -54,7 +54,7 @@ async def read_some(service: SteppedService, call: Any, num_messages: int) -> li
     """
     messages = aiter(call)
     read: list[Any] = []
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while len(read) < num_messages:
             reading = asyncio.ensure_future(anext(messages))
             while not reading.done():

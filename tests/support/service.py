@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.server.cli.serve import READY_LINE
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.generate_requests import greedy
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 # In a log line as text or as JSON.
 _CHILD_READY = re.compile(
@@ -67,14 +67,14 @@ class Service:
         """Wait for the ready line; raise AssertionError with the log if the process ends
         instead.
         """
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             self.address = await self._ready
 
     async def next_pid(self, role: str) -> int:
         """Return the pid of the next process that becomes ready as "engine", "front" or
         "observer".
         """
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             return await self.pids[role].get()
 
     async def next_pids(self, num_fronts: int) -> tuple[int, list[int]]:
@@ -95,7 +95,7 @@ class Service:
         return line.removeprefix(prefix).strip()
 
     async def _line(self, lines: list[str], is_it: Callable[[str], bool]) -> str:
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             while True:
                 for line in filter(is_it, lines):
                     return line
@@ -103,7 +103,7 @@ class Service:
 
     async def ended(self) -> int:
         """Wait for the exit of the process and the end of its output; return the exit code."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             code = await self.process.wait()
             await asyncio.gather(*self._readers)
         return code
@@ -193,7 +193,7 @@ class Stream:
         self.trace_id = ""
         self.has_finished = False
         request = greedy(num_tokens, [first_token, 6, 7, 8])
-        self._call = stub.Generate(request, timeout=PATIENCE_S)
+        self._call = stub.Generate(request, timeout=TEST_TIMEOUT_S)
 
     async def until_accepted(self) -> None:
         assert await self._read(), f"the stream ended early: {await self._call.code()}"
@@ -227,7 +227,7 @@ async def health_of(channel: grpc.aio.Channel) -> int:
     """Wait until the server answers, and return the health of the whole server."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(
-        health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S
+        health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=TEST_TIMEOUT_S
     )
     status: int = answer.status
     return status
@@ -236,7 +236,7 @@ async def health_of(channel: grpc.aio.Channel) -> int:
 def health_watch(channel: grpc.aio.Channel) -> Any:
     """Open a stream of the whole server's health."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    return stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S)
+    return stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=TEST_TIMEOUT_S)
 
 
 async def until_health(channel: grpc.aio.Channel, wanted: int) -> None:
@@ -255,7 +255,7 @@ async def until_gone(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        ended: Any = await asyncio.to_thread(select.select, [descriptor], [], [], PATIENCE_S)
+        ended: Any = await asyncio.to_thread(select.select, [descriptor], [], [], TEST_TIMEOUT_S)
         assert ended[0], f"process {pid} lives on"
     finally:
         os.close(descriptor)

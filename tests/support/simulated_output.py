@@ -31,8 +31,8 @@ def simulated_output(
     first = spec.num_original_prompt_tokens
     positions = np.arange(first, spec.max_total_tokens, dtype=np.int64)
     origins = np.full(len(positions), request_origin(spec), dtype=np.uint64)
-    barred = np.repeat(np.array(spec.stop_ids, dtype=np.int32)[:, None], len(positions), axis=1)
-    tokens = tokens_at(origins, positions, vocab_size, barred)
+    banned = np.repeat(np.array(spec.stop_ids, dtype=np.int32)[:, None], len(positions), axis=1)
+    tokens = tokens_at(origins, positions, vocab_size, banned)
     num_before_stop = stop_position(spec, config or SimulatedConfig()) - first
     if num_before_stop < len(tokens):
         tokens = tokens[: num_before_stop + 1]

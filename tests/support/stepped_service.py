@@ -36,7 +36,7 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.fronts import collect
 from support.generate_requests import greedy
 from support.link import EngineLink, hello
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 class WatchedEngine(Engine):
@@ -107,7 +107,7 @@ class SteppedService:
         """Run the event loop until the condition holds and the front has no unsent bytes for the
         engine. `steps`: also step the engine.
         """
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while not is_so() or self.port.num_unsent_bytes:
                 if steps:
                     self.step()

@@ -34,7 +34,7 @@ from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from support.core import BLOCK_SIZE, FakeClock, make_spec
 from support.executor_runs import Outcome, collect_events
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 from support.trtllm_folders import hugging_face_folder
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _settle(thread: LoopThread) -> None:
         for _ in range(_NUM_ITERATIONS_TO_SETTLE):
             await asyncio.sleep(0)
 
-    thread.run(settled(), PATIENCE_S)
+    thread.run(settled(), TEST_TIMEOUT_S)
 
 
 def stepped_by_hand(executor: TrtllmExecutor) -> Callable[[], None]:
@@ -102,8 +102,8 @@ class TrtllmHarness:
         limits_s: dict[str, Any] = {
             "response_timeout_s": RESPONSE_TIMEOUT_S,
             "abort_grace_s": GRACE_S,
-            "limits_timeout_s": PATIENCE_S,
-            "shutdown_timeout_s": PATIENCE_S,
+            "limits_timeout_s": TEST_TIMEOUT_S,
+            "shutdown_timeout_s": TEST_TIMEOUT_S,
             **(watch or {}),
         }
         pages = KvCacheSettings(max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE)
@@ -209,7 +209,7 @@ class TrtllmHarness:
             others = asyncio.all_tasks() - {*self.executor._engine._tasks, asyncio.current_task()}
             return [repr(task) for task in others if "Event.wait" not in repr(task)]
 
-        return self.thread.run(found(), PATIENCE_S)
+        return self.thread.run(found(), TEST_TIMEOUT_S)
 
     # The stand-in
 
@@ -245,12 +245,12 @@ class TrtllmHarness:
             collect_events(self.engine, self.outcomes)
             if not (self.engine.has_work or self.num_in_engine):
                 return
-            assert self.is_ready(PATIENCE_S) or not self.num_in_engine, "no news"
+            assert self.is_ready(TEST_TIMEOUT_S) or not self.num_in_engine, "no news"
         raise AssertionError("still busy")
 
     def join_engine_loop(self) -> None:
         """Wait for the end of the stand-in's loop."""
-        self.control._engine._thread.join(PATIENCE_S)
+        self.control._engine._thread.join(TEST_TIMEOUT_S)
         assert not self.view().is_alive
 
     # The results
@@ -274,7 +274,7 @@ class TrtllmHarness:
         self.engine.check_integrity()
         assert self.engine.cache.pool.num_used == 0
         account = self.executor._blocks
-        assert (account.num_in_engine, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
+        assert (account.num_in_engine, account.num_waiting, account.num_aborted_blocks) == (0, 0, 0)
         assert not self.executor._submitted
         assert len(self.streams) == 0
         assert self.executor.num_unconfirmed_aborts == num_lost

@@ -25,19 +25,19 @@ class _Batch:
         self._requests = requests
         self._start = start
         self._width = width
-        self._turn = asyncio.Lock()
+        self._source_lock = asyncio.Lock()
         self._num_requests = 0
         self._num_reading = 0
         self._is_exhausted = False
         self.tasks: set[asyncio.Task[None]] = set()
         # A reader that finds the outbox full stops reading its stream, and the server detects that.
         # This is not a bounded queue, because the item that ends the batch must always fit.
-        self._room = asyncio.Semaphore(MAX_HELD_ITEMS * width)
+        self._free_places = asyncio.Semaphore(MAX_HELD_ITEMS * width)
         self._outbox: asyncio.Queue[BatchItem | BatchFailed | None] = asyncio.Queue()
 
     def add_task(self) -> None:
         self._num_reading += 1
-        self.tasks.add(asyncio.create_task(self._work()))
+        self.tasks.add(asyncio.create_task(self._run_worker()))
 
     async def take(self) -> BatchItem | None:
         """Return the next item; None when all requests have ended. Raises the exception that ended
@@ -45,10 +45,10 @@ class _Batch:
         item = await self._outbox.get()
         if isinstance(item, BatchFailed):
             raise item.error
-        self._room.release()
+        self._free_places.release()
         return item
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         try:
             while (numbered := await self._next_request()) is not None:
                 index, request = numbered
@@ -67,11 +67,11 @@ class _Batch:
                 self._outbox.put_nowait(None)
 
     async def _put(self, item: BatchItem) -> None:
-        await self._room.acquire()
+        await self._free_places.acquire()
         self._outbox.put_nowait(item)
 
     async def _next_request(self) -> tuple[int, BatchRequest] | None:
-        async with self._turn:
+        async with self._source_lock:
             if self._is_exhausted:
                 return None
             try:

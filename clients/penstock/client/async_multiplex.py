@@ -14,24 +14,24 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
 from penstock.client.errors import PenstockError
-from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
-from penstock.client.own_failures import (
+from penstock.client.local_errors import (
     client_closed,
     deadline_passed,
     multiplex_broken,
     multiplex_ended,
     multiplex_error,
 )
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.status import error_from_call
 from penstock.client.without_loop import run_in_one_step
 
-_CORE_GAVE_UP = "Internal error from Core"
-_STATUS_PATIENCE_S = 5.0
+_CORE_ERROR_DETAILS = "Internal error from Core"
+_STATUS_TIMEOUT_S = 5.0
 
 
 class AsyncMultiplexStream:
-    """The response messages of one request on a Multiplex call, with the interface of a separate
-    call."""
+    """The response messages of one request on a Multiplex call, with the interface of a
+    Generate call."""
 
     def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
         self._call = call
@@ -70,7 +70,7 @@ class AsyncMultiplexStream:
         """Cancel the request if it has not ended. Returns True if it was open."""
         if self._timer is not None:
             self._timer.cancel()
-        return self._open_request is not None and self._call.leave(self._open_request)
+        return self._open_request is not None and self._call.cancel(self._open_request)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -172,9 +172,9 @@ class _Call:
         self.send(self.requests.expire(open_request))
         self._end_when_unused()
 
-    def leave(self, open_request: MultiplexedRequest) -> bool:
+    def cancel(self, open_request: MultiplexedRequest) -> bool:
         """Cancel this request; its reader gets CallCancelled. Returns True if it was still open."""
-        command = self.requests.leave(open_request)
+        command = self.requests.cancel(open_request)
         self.send(command)
         self._end_when_unused()
         return command is not None
@@ -217,7 +217,7 @@ class _Call:
                     self._end_when_unused()
         except grpc.RpcError as failed:
             self.requests.stop()
-            error = await self._explained(failed)
+            error = await self._typed_error(failed)
         except PenstockError as broken:
             error = broken
         except asyncio.CancelledError:
@@ -228,18 +228,18 @@ class _Call:
             self._call.cancel()
             self._on_end(self)
 
-    async def _explained(self, failed: grpc.RpcError) -> PenstockError:
+    async def _typed_error(self, failed: grpc.RpcError) -> PenstockError:
         """Return the error for the failed call, from the status that the server sent.
 
         When a write fails, for example because the server has just ended the call, grpc.aio fails
         the call with INTERNAL, although the status from the server has arrived or arrives shortly
-        afterwards. If that status does not arrive within `_STATUS_PATIENCE_S` seconds, the error is
+        afterwards. If that status does not arrive within `_STATUS_TIMEOUT_S` seconds, the error is
         `multiplex_broken()`.
         """
-        if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_GAVE_UP:
+        if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_ERROR_DETAILS:
             return multiplex_error(error_from_call(failed))
         try:
-            async with asyncio.timeout(_STATUS_PATIENCE_S):
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 return multiplex_error(error_from_call(await self._status))
         except TimeoutError:
             return multiplex_broken()
@@ -253,7 +253,7 @@ class _Call:
         """
         call = self._call
         details = run_in_one_step(call.details())
-        if details != _CORE_GAVE_UP and not self._status.done():
+        if details != _CORE_ERROR_DETAILS and not self._status.done():
             self._status.set_result(
                 grpc.aio.AioRpcError(
                     run_in_one_step(call.code()),

@@ -14,7 +14,7 @@ from penstock.client.options import GenerationRequest
 from penstock.client.prompt import PromptLike
 
 BatchRequest: TypeAlias = PromptLike | GenerationRequest
-"""One request of a batch: a prompt, or a whole request."""
+"""One request of a batch: a prompt, or a request with its options."""
 
 BatchItem: TypeAlias = tuple[int, Event | PenstockError]
 """Index of the request in the batch, from 0, and its next event, or the error with which it
@@ -23,7 +23,8 @@ failed."""
 OnEvent: TypeAlias = Callable[[int, Event], None]
 
 MAX_HELD_ITEMS = 2
-"""Maximum number of items that were read and not taken yet, per concurrent request."""
+"""Maximum number of items that were read from streams and not yet returned to the caller, per
+concurrent request."""
 
 
 class BatchFailed:

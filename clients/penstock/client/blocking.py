@@ -32,7 +32,7 @@ from penstock.client.sync_batch import read_batch
 from penstock.client.sync_multiplex import SyncMultiplexer
 from penstock.client.without_loop import iterate, run
 
-_STATE_PATIENCE_S = 1.0
+_STATE_TIMEOUT_S = 1.0
 
 
 class _Client(Protocol):
@@ -149,14 +149,14 @@ class _Channel:
 
     def get_state(self) -> grpc.ChannelConnectivity | None:
         """Return the state of the connection; None if gRPC does not report it within
-        `_STATE_PATIENCE_S` seconds.
+        `_STATE_TIMEOUT_S` seconds.
 
         gRPC reports the state only to subscribers, beginning with the current state.
         """
         states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         self.channel.subscribe(states.put)
         try:
-            return states.get(timeout=_STATE_PATIENCE_S)
+            return states.get(timeout=_STATE_TIMEOUT_S)
         except queue.Empty:
             return None
         finally:

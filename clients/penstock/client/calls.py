@@ -25,9 +25,9 @@ from penstock.client.connections import Connections
 from penstock.client.decoding import decode_seconds
 from penstock.client.errors import CallCancelled, PenstockError, Unavailable
 from penstock.client.events import Accepted, Event, Finished
+from penstock.client.local_errors import client_closed
 from penstock.client.logical_stream import LogicalStream
 from penstock.client.multiplex import MultiplexConfig
-from penstock.client.own_failures import client_closed
 from penstock.client.pool import is_unanswered
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts
@@ -35,7 +35,7 @@ from penstock.client.runtime import Canceller, Multiplexer, Runtime, Stream
 from penstock.client.status import as_error, error_cause
 from penstock.client.trace_context import TraceContext
 
-_LEAVING_DEADLINE_S = 2.0
+_CANCEL_DEADLINE_S = 2.0
 """Maximum time for the Cancel call when a caller leaves a stream early, in seconds."""
 
 RequestT = TypeVar("RequestT")
@@ -49,7 +49,7 @@ StreamMethod: TypeAlias = (
 )
 
 
-class _Resumed:
+class _ResumeStream:
     """Adapts a Resume call to `Stream`: yields the GenerateResponse in each of its messages."""
 
     def __init__(
@@ -122,16 +122,16 @@ class Calls:
         attempts: Attempts,
         metadata: Pairs,
         *,
-        is_whole: bool = False,
+        is_buffered: bool = False,
         canceller: Canceller | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Return the events of a generation.
 
-        If `is_whole`, the caller delivers the events only when all have arrived, so received output
-        does not prevent a retry. `canceller` lets another thread end the stream.
+        If `is_buffered`, the caller delivers the events only when all have arrived, so received
+        output does not prevent a retry. `canceller` lets another thread end the stream.
         """
         recovery = self.settings.recovery(decode_seconds(request.resume_timeout))
-        logical = LogicalStream(request, attempts, recovery, is_whole=is_whole)
+        logical = LogicalStream(request, attempts, recovery, is_buffered=is_buffered)
         return self._stream_events(logical, metadata, canceller)
 
     def resume(
@@ -153,17 +153,17 @@ class Calls:
     ) -> AsyncGenerator[Event, None]:
         """Yield the events. If the reader stops early, cancel the request, which would otherwise
         continue for its grace period."""
-        is_left = True
+        is_abandoned = True
         try:
             async for event in events:
-                is_left = not isinstance(event, Finished)
+                is_abandoned = not isinstance(event, Finished)
                 yield event
         except PenstockError as error:
-            is_left = isinstance(error, CallCancelled)
+            is_abandoned = isinstance(error, CallCancelled)
             raise
         finally:
             await events.aclose()
-            if is_left and logical.outlives_call:
+            if is_abandoned and logical.outlives_call:
                 await self._cancel(logical.reader.request_id, metadata)
 
     async def _cancel(self, request_id: str, metadata: Pairs) -> None:
@@ -173,7 +173,7 @@ class Calls:
             await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,
                 pb.CancelRequest(request_id=request_id),
-                self.settings.attempts(_LEAVING_DEADLINE_S),
+                self.settings.attempts(_CANCEL_DEADLINE_S),
                 metadata,
             )
 
@@ -188,7 +188,7 @@ class Calls:
                 is_unavailable = False
                 try:
                     call = self._start(index, channel, logical, metadata)
-                    self._follow(call, canceller)
+                    self._track(call, canceller)
                     async for response in call:
                         event = reader.receive(response)
                         if isinstance(event, Accepted):
@@ -199,15 +199,15 @@ class Calls:
                     error = as_error(
                         failed,
                         request_id=reader.request_id,
-                        is_own_cancellation=self._has_cancelled(canceller),
+                        is_client_cancellation=self._has_cancelled(canceller),
                         address=self.pool.addresses,
                     )
-                    is_unavailable = self._is_unserved(index, error, reader.request_id)
+                    is_unavailable = self._is_channel_unavailable(index, error, reader.request_id)
                     delay_s = logical.delay_after(error)
                     if delay_s is None:
                         raise logical.explain(error) from error_cause(failed)
                 except asyncio.CancelledError:
-                    self._explain_cancellation()
+                    self._raise_if_closed()
                     raise
                 else:
                     yield reader.end()
@@ -242,7 +242,7 @@ class Calls:
                 return await call
             except grpc.RpcError as failed:
                 error = self._error_of(failed)
-                is_unavailable = self._is_unserved(index, error, error.request_id)
+                is_unavailable = self._is_channel_unavailable(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
                     explained = attempts.explain(error)
@@ -250,7 +250,7 @@ class Calls:
                         explained = explained.of_request(request_id)
                     raise explained from failed
             except asyncio.CancelledError:
-                self._explain_cancellation()
+                self._raise_if_closed()
                 raise
             finally:
                 self._open_calls.discard(call)
@@ -274,7 +274,7 @@ class Calls:
             except grpc.RpcError as failed:
                 raise self._error_of(failed) from failed
             except asyncio.CancelledError:
-                self._explain_cancellation()
+                self._raise_if_closed()
                 raise
             finally:
                 self._open_calls.discard(call)
@@ -293,10 +293,10 @@ class Calls:
     def _error_of(self, failed: grpc.RpcError) -> PenstockError:
         """Return the typed error for a call that only closing the client can cancel."""
         return as_error(
-            failed, is_own_cancellation=self.pool.is_closed, address=self.pool.addresses
+            failed, is_client_cancellation=self.pool.is_closed, address=self.pool.addresses
         )
 
-    def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
+    def _is_channel_unavailable(self, index: int, error: PenstockError, request_id: str) -> bool:
         """Return True if the error of an attempt shows that no server responds on its channel."""
         if is_unanswered(error, request_id):
             return self.pool.is_disconnected(index)
@@ -308,7 +308,7 @@ class Calls:
         request, timeout_s = logical.next_request(), logical.attempts.timeout_s()
         stub = pb.GenerationServiceStub(channel)
         if isinstance(request, pb.ResumeRequest):
-            return _Resumed(stub.Resume(request, timeout=timeout_s, metadata=metadata))
+            return _ResumeStream(stub.Resume(request, timeout=timeout_s, metadata=metadata))
         if self._multiplex is None:
             return stub.Generate(request, timeout=timeout_s, metadata=metadata)
         multiplexer = self._multiplexer(index, channel, self._multiplex)
@@ -327,7 +327,7 @@ class Calls:
                 )
             return multiplexer
 
-    def _follow(self, call: Stream, canceller: Canceller | None) -> None:
+    def _track(self, call: Stream, canceller: Canceller | None) -> None:
         """Track the call, so that closing the client or cancelling the request ends the call.
         Raises CallCancelled if the request was already cancelled."""
         self._open_calls.add(call)
@@ -338,7 +338,7 @@ class Calls:
         """Return True if this client has cancelled the call, by `close` or with `canceller`."""
         return self.pool.is_closed or (canceller is not None and canceller.is_cancelled)
 
-    def _explain_cancellation(self) -> None:
+    def _raise_if_closed(self) -> None:
         """Raise CallCancelled if a CancelledError was caused by closing the client: gRPC raises it
         when the channel is closed, although the task was not cancelled."""
         task = asyncio.current_task()

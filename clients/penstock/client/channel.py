@@ -69,8 +69,8 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
     TypeError if one is not a str.
     """
     if isinstance(address, str):
-        is_whole = address.startswith(_COMMA_SCHEMES)
-        addresses = (address,) if is_whole else tuple(address.split(","))
+        is_one_target = address.startswith(_COMMA_SCHEMES)
+        addresses = (address,) if is_one_target else tuple(address.split(","))
     else:
         require_type(address, "address", str, Sequence)
         addresses = tuple(address)

@@ -113,7 +113,7 @@ class Client(ModelCalls):
             retry: When failed calls are retried; None: `RetryPolicy()`, four attempts.
             channel: Settings of the connections.
             pool: Numbers of connections and of concurrent generations.
-            multiplex: Send all generations of a connection over one Multiplex call.
+            multiplex: Send all generations of a connection over one Multiplex call at a time.
             resume_grace_s: Seconds for which the server keeps a streamed request after its
                 connection is lost; a request may set another value. None: the request ends with its
                 connection.
@@ -406,7 +406,7 @@ class Client(ModelCalls):
     ) -> Generation:
         builder = GenerationBuilder()
         async with aclosing(
-            self._calls.stream(request, attempts, metadata, is_whole=True)
+            self._calls.stream(request, attempts, metadata, is_buffered=True)
         ) as events:
             async for event in events:
                 builder.add(event)

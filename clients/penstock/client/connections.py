@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from penstock.client.channel import ChannelConfig
-from penstock.client.own_failures import client_closed, deadline_passed
+from penstock.client.local_errors import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, PoolConfig, PoolState
 from penstock.client.runtime import Runtime, Signal
 
@@ -83,7 +83,7 @@ class Connections:
         ticket: _Ticket | None = None
         with self._lock:
             self.require_open()
-            if not self._admission.try_enter():
+            if not self._admission.try_admit():
                 ticket = _Ticket(self._runtime.signal())
                 self._admission.enqueue(ticket)
         if ticket is not None:
@@ -154,8 +154,8 @@ class Connections:
         try:
             await ticket.signal.wait(timeout_s)
         except BaseException:
-            # After a cancelled task or Ctrl-C, a place that was just granted passes to the next
-            # call.
+            # After a cancelled task or Ctrl-C, an admission that was just granted passes to the
+            # next call.
             self._stop_waiting(ticket)
             if ticket.is_admitted:
                 self._leave()
@@ -166,11 +166,11 @@ class Connections:
 
     def _stop_waiting(self, ticket: _Ticket) -> None:
         with self._lock:
-            self._admission.try_give_up(ticket)
+            self._admission.try_remove(ticket)
 
     def _leave(self) -> None:
         with self._lock:
-            ticket = self._admission.leave()
+            ticket = self._admission.release()
             if ticket is not None:
                 ticket.is_admitted = True
                 ticket.signal.set()

@@ -35,7 +35,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     |   +-- SequenceUnavailable
     +-- FailedPrecondition
     |   +-- ModelNotReady          the model is being loaded or unloaded, or could not be loaded
-    |   +-- NotPossibleNow         an operator's call; the message has the reason
+    |   +-- NotPossibleNow         an operations call; the message has the reason
     +-- Aborted
     |   +-- StreamSuperseded       another stream resumed the request
     +-- CallCancelled              by the server, by a proxy, or because this client was closed
@@ -355,7 +355,8 @@ class ModelNotReady(FailedPrecondition):
 
 
 class NotPossibleNow(FailedPrecondition):
-    """An operator's call is not possible now. The message has the reason."""
+    """The operations call is not possible in the current state of the server. The message has the
+    reason."""
 
 
 class Aborted(PenstockError):

@@ -57,7 +57,7 @@ class WaitReason(ContractEnum):
         UNKNOWN: A reason that is newer than this client.
         UNSPECIFIED: Not waiting, or no step has considered the request yet.
         BLOCKS: KV cache blocks.
-        SLOTS: A place in the running batch.
+        SLOTS: A slot in the running batch.
         TOKEN_BUDGET: Earlier requests used the token budget of the step.
         FAIRNESS: Requests of other tenants come first, by fair share.
     """

@@ -14,7 +14,7 @@ from penstock.client.stream_reader import StreamReader
 class LogicalStream:
     """The stream of `request`, or of a request that is resumed at `point` if `request` is None.
 
-    If `is_whole`, the caller delivers the events only when all have arrived, so received output
+    If `is_buffered`, the caller delivers the events only when all have arrived, so received output
     does not prevent a retry.
     """
 
@@ -24,14 +24,14 @@ class LogicalStream:
         attempts: Attempts,
         recovery: Recovery,
         *,
-        is_whole: bool = False,
+        is_buffered: bool = False,
         point: ResumePoint | None = None,
     ) -> None:
         self.reader = StreamReader(point)
         self.attempts = attempts
         self._request = request
         self._recovery = recovery
-        self._is_whole = is_whole
+        self._is_buffered = is_buffered
         if point is not None:
             recovery.begin_at(point.next_sequence)
 
@@ -49,7 +49,7 @@ class LogicalStream:
     def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:
         """Return the message of the next attempt: a ResumeRequest to continue the stream, otherwise
         the original request."""
-        if self._request is None or self._recovery.is_under_way:
+        if self._request is None or self._recovery.is_resuming:
             return self.reader.next_point().message()
         return self._request
 
@@ -62,7 +62,7 @@ class LogicalStream:
         )
         if delay_s is not None:
             return delay_s
-        has_output = reader.has_output and not self._is_whole
+        has_output = reader.has_output and not self._is_buffered
         if self._request is None:
             # Resuming again is safe, because nothing is delivered twice.
             return self.attempts.delay_after(error)

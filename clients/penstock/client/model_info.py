@@ -76,7 +76,8 @@ class ModelLimits:
         max_metadata_bytes: Bytes of a call's metadata.
         max_concurrent_streams: Open calls of one connection.
         max_pending_requests: Requests in the queue.
-        max_pending_tokens: Prompt tokens in the queue.
+        max_pending_tokens: Tokens of the requests in the queue: their prompts, and what they
+            generated before a preemption.
         max_resume_timeout_s: Maximum of `resume_grace_s`; 0 if requests cannot be resumed.
         reader_stall_timeout_s: Time after which a stream that its client does not read is ended.
         default_timeout_s: Timeout of a request without `total_timeout_s` and without a gRPC

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 import penstock.v1 as pb
 from penstock.client.argument_types import require_type
 from penstock.client.errors import Draining, PenstockError, StreamBroken
-from penstock.client.own_failures import deadline_passed, request_cancelled, request_too_large
+from penstock.client.local_errors import deadline_passed, request_cancelled, request_too_large
 from penstock.client.status import error_from_status
 
 
@@ -55,7 +55,7 @@ def multiplex_config(
     """Return the configuration for a client's `multiplex` argument; None for False.
 
     True means the defaults. `max_message_bytes` is the limit of the channel, which also limits
-    `max_request_bytes`.
+    `max_request_bytes`. Raises TypeError for another type.
     """
     require_type(multiplex, "multiplex", bool, MultiplexConfig)
     if not multiplex:
@@ -74,9 +74,9 @@ class MultiplexedRequest:
     __slots__ = (
         "_failure",
         "_is_ended",
+        "_min_credit_tokens",
         "_num_taken_tokens",
         "_responses",
-        "_top_up_tokens",
         "key",
         "request_id",
         "wake",
@@ -90,7 +90,7 @@ class MultiplexedRequest:
         self._failure: PenstockError | None = None
         self._is_ended = False
         self._num_taken_tokens = 0
-        self._top_up_tokens = max(1, window_tokens // 2)
+        self._min_credit_tokens = max(1, window_tokens // 2)
 
     @property
     def num_waiting(self) -> int:
@@ -106,15 +106,15 @@ class MultiplexedRequest:
         self._is_ended = is_last
         return is_last
 
-    def fail(self, error: PenstockError, *, is_urgent: bool = False) -> None:
+    def fail(self, error: PenstockError, *, is_immediate: bool = False) -> None:
         """End the request with an error. A second error is ignored.
 
-        The error is raised after the messages that were not taken yet; if `is_urgent`, these are
+        The error is raised after the messages that were not taken yet; if `is_immediate`, these are
         discarded.
         """
         if self._failure is None:
             self._failure = error
-        if is_urgent:
+        if is_immediate:
             self._responses.clear()
         self._is_ended = True
 
@@ -141,7 +141,7 @@ class MultiplexedRequest:
         ended.
         """
         num_tokens = self._num_taken_tokens
-        if num_tokens < self._top_up_tokens or self._is_ended:
+        if num_tokens < self._min_credit_tokens or self._is_ended:
             return None
         self._num_taken_tokens = 0
         return pb.MultiplexRequest(
@@ -156,7 +156,7 @@ class MultiplexedRequests:
         self._config = config
         self._expires_s = opened_at_s + config.max_call_age_s
         self._requests: dict[int, MultiplexedRequest] = {}
-        self._left: set[int] = set()
+        self._cancelled_keys: set[int] = set()
         self._next_key: int = 1
         self._is_draining = False
         self.has_ended = False
@@ -226,26 +226,26 @@ class MultiplexedRequests:
                 request.fail(error)
                 request.wake()
 
-    def leave(self, request: MultiplexedRequest) -> pb.MultiplexRequest | None:
+    def cancel(self, request: MultiplexedRequest) -> pb.MultiplexRequest | None:
         """Cancel this request. Returns the command that cancels it on the server; None
         if it has ended.
 
         A reader in another thread or task gets CallCancelled.
         """
-        return self._drop(request, request_cancelled(request.request_id))
+        return self._cancel_with(request, request_cancelled(request.request_id))
 
     def expire(self, request: MultiplexedRequest) -> pb.MultiplexRequest | None:
         """Fail a request, because its deadline passed. Returns the command that cancels
         it on the server; None if it has ended."""
-        return self._drop(request, deadline_passed(request.request_id))
+        return self._cancel_with(request, deadline_passed(request.request_id))
 
-    def _drop(
+    def _cancel_with(
         self, request: MultiplexedRequest, error: PenstockError
     ) -> pb.MultiplexRequest | None:
         if self._requests.pop(request.key, None) is None:
             return None
-        self._left.add(request.key)
-        request.fail(error, is_urgent=True)
+        self._cancelled_keys.add(request.key)
+        request.fail(error, is_immediate=True)
         request.wake()
         return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=request.key))
 
@@ -259,12 +259,12 @@ class MultiplexedRequests:
             request.wake()
 
     def _receive_late(self, event: pb.MultiplexEvent) -> None:
-        """Ignore an event of a cancelled or expired request, and forget the request at its last
-        event. Raises StreamBroken for any other key."""
-        if event.key not in self._left:
+        """Ignore an event of a cancelled or expired request, and remove its key at the last event.
+        Raises StreamBroken for any other key."""
+        if event.key not in self._cancelled_keys:
             raise StreamBroken.with_message(f"an event of request {event.key}, which is not open")
         if event.HasField("error") or event.response.HasField("finished"):
-            self._left.discard(event.key)
+            self._cancelled_keys.discard(event.key)
 
 
 def _limit_deadline(generation: pb.GenerateRequest, timeout_s: float) -> None:

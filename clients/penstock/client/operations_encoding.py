@@ -1,4 +1,4 @@
-"""Encodes operators' requests as protobuf messages.
+"""Encodes the requests of OperationsService as protobuf messages.
 
 Checks the limits of arguments, for both clients of OperationsService. Raises ValueError or
 TypeError, which names the argument that does not fit.

@@ -1,4 +1,4 @@
-"""Data of a server for operators, as immutable values.
+"""The results of OperationsService calls, as immutable values.
 
 Durations are in seconds, times in seconds since 1970-01-01 UTC; None means unknown.
 """
@@ -311,7 +311,8 @@ class StepRecord:
         num_tokens: Tokens generated.
         num_running: Outputs in the running batch.
         num_waiting: Outputs in the queue.
-        num_waiting_tokens: Prompt tokens in the queue.
+        num_waiting_tokens: Tokens of the outputs in the queue: their prompts, and what they
+            generated before a preemption.
         num_admitted: Outputs admitted.
         num_preempted: Outputs preempted.
         num_finished: Outputs that ended without an error.

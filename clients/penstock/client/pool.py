@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 
 from penstock.client.argument_types import require_number
 from penstock.client.errors import DeadlineExceeded, PenstockError
-from penstock.client.own_failures import backlog_full
+from penstock.client.local_errors import backlog_full
 
-_AVOID_S = 1.0
-_MAX_AVOID_S = 30.0
+_SKIP_S = 1.0
+_MAX_SKIP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ChannelPicker:
     def __init__(self, num_channels: int) -> None:
         self._num_open = [0] * num_channels
         self._num_failures = [0] * num_channels
-        self._avoid_until_s = [-math.inf] * num_channels
+        self._skip_until_s = [-math.inf] * num_channels
         self._first: int = 0
 
     def pick(self, now_s: float) -> int:
@@ -87,12 +87,12 @@ class ChannelPicker:
         first is chosen.
         """
         count = len(self._num_open)
-        turns = [(self._first + turn) % count for turn in range(count)]
-        usable = [index for index in turns if self._is_usable(index, now_s)]
+        order = [(self._first + turn) % count for turn in range(count)]
+        usable = [index for index in order if self._is_usable(index, now_s)]
         if usable:
             index = min(usable, key=self._num_open.__getitem__)
         else:
-            index = min(turns, key=self._last_resort)
+            index = min(order, key=self._end_of_skip)
         self._first = (index + 1) % count
         self._num_open[index] += 1
         return index
@@ -102,24 +102,24 @@ class ChannelPicker:
         self._num_open[index] -= 1
         if not is_unavailable:
             self.note_response(index)
-        elif self._avoid_until_s[index] <= now_s:
+        elif self._skip_until_s[index] <= now_s:
             # Concurrent failures are counted as one.
-            avoid_s = min(_AVOID_S * 2 ** min(self._num_failures[index], 10), _MAX_AVOID_S)
+            skip_s = min(_SKIP_S * 2 ** min(self._num_failures[index], 10), _MAX_SKIP_S)
             self._num_failures[index] += 1
-            self._avoid_until_s[index] = now_s + avoid_s
+            self._skip_until_s[index] = now_s + skip_s
 
     def note_response(self, index: int) -> None:
         """Record that a server responds on this channel."""
         self._num_failures[index] = 0
-        self._avoid_until_s[index] = -math.inf
+        self._skip_until_s[index] = -math.inf
 
     def _is_usable(self, index: int, now_s: float) -> bool:
         if not self._num_failures[index]:
             return True
-        return self._avoid_until_s[index] <= now_s and not self._num_open[index]
+        return self._skip_until_s[index] <= now_s and not self._num_open[index]
 
-    def _last_resort(self, index: int) -> tuple[float, int]:
-        return self._avoid_until_s[index], self._num_open[index]
+    def _end_of_skip(self, index: int) -> tuple[float, int]:
+        return self._skip_until_s[index], self._num_open[index]
 
 
 def is_unanswered(error: PenstockError, request_id: str) -> bool:
@@ -153,7 +153,7 @@ class Admission(Generic[TicketT]):
         """Number of calls in the backlog."""
         return len(self._waiting)
 
-    def try_enter(self) -> bool:
+    def try_admit(self) -> bool:
         """Admit a call if the limit of open calls allows it and no other call waits.
 
         Returns True if it was admitted.
@@ -169,7 +169,7 @@ class Admission(Generic[TicketT]):
             raise backlog_full(self.num_open, len(self._waiting))
         self._waiting.append(ticket)
 
-    def leave(self) -> TicketT | None:
+    def release(self) -> TicketT | None:
         """Record that an open call has ended; return the ticket of the call that is admitted
         instead.
 
@@ -180,9 +180,9 @@ class Admission(Generic[TicketT]):
         self.num_open -= 1
         return None
 
-    def try_give_up(self, ticket: TicketT) -> bool:
+    def try_remove(self, ticket: TicketT) -> bool:
         """Remove a ticket from the backlog. Returns False if it is no longer there: its call was
-        admitted, and must `leave`, or was rejected."""
+        admitted, and must `release`, or was rejected."""
         try:
             self._waiting.remove(ticket)
         except ValueError:

@@ -68,14 +68,14 @@ class Recovery:
     """Tracks the lost connections of one stream. After each loss, the client tries to resume for
     `grace_s` seconds.
 
-    If `grace_s` is 0, every loss is raised as an error. `is_under_way` is True if the next attempt
+    If `grace_s` is 0, every loss is raised as an error. `is_resuming` is True if the next attempt
     is a Resume.
     """
 
     def __init__(
         self, grace_s: float, *, clock: Callable[[], float], random: Callable[[], float]
     ) -> None:
-        self.is_under_way = False
+        self.is_resuming = False
         self._grace_s = grace_s
         self._clock = clock
         self._random = random
@@ -86,7 +86,7 @@ class Recovery:
 
     def begin_at(self, next_sequence: int) -> None:
         """Begin with a Resume: the first attempt resumes the stream at `next_sequence`."""
-        self.is_under_way = True
+        self.is_resuming = True
         self._sequence = next_sequence
 
     @property
@@ -106,21 +106,21 @@ class Recovery:
         has_continued = next_sequence > self._sequence
         # EngineDown for a Resume without a new message: no engine runs that has the stream. A
         # stream that has resumed gets the same error when the request itself fails.
-        is_out_of_reach = self.is_under_way and not has_continued and isinstance(error, EngineDown)
+        is_out_of_reach = self.is_resuming and not has_continued and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
-            self.is_under_way = False
+            self.is_resuming = False
             return None
         now_s = self._clock()
         if self._first is None or has_continued:
             # The stream was resumed meanwhile, so this is a new loss with its own grace period.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence
-        self.is_under_way = True
+        self.is_resuming = True
         backoff_s = min(_MAX_DELAY_S, math.ldexp(_FIRST_DELAY_S, min(self._num_failed, 10)))
         self._num_failed += 1
         delay_s = max(backoff_s * (0.5 + 0.5 * self._random()), error.retry_after_s or 0.0)
         if now_s + delay_s > self._lost_at_s + self._grace_s:
-            self.is_under_way = False
+            self.is_resuming = False
             return None
         return delay_s
 

@@ -111,8 +111,8 @@ class Attempts:
         random: Callable[[], float],
         budget: RetryBudget | None = None,
     ) -> None:
-        """Create the attempts. `deadline_s` is the time for all attempts together, in seconds from
-        now; None for no deadline.
+        """Begin a logical call. `deadline_s` is the time for all its attempts together, in seconds
+        from now; None for no deadline.
 
         `budget` is the retry budget, to which this call adds its share; None for no budget. Raises
         ValueError or TypeError for an invalid `deadline_s`.
@@ -124,7 +124,7 @@ class Attempts:
         self._random = random
         self._expires_s = math.inf if deadline_s is None else clock() + deadline_s
         self._num_failed = 0
-        self._reasoned: PenstockError | None = None
+        self._last_with_reason: PenstockError | None = None
         self._budget = budget
         if budget is not None:
             budget.deposit()
@@ -139,7 +139,7 @@ class Attempts:
         there is no further attempt."""
         self._num_failed += 1
         if error.reason:
-            self._reasoned = error
+            self._last_with_reason = error
         delay_s = retry_delay_s(
             self._policy,
             error,
@@ -162,7 +162,7 @@ class Attempts:
         stopped.
         """
         is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
-        return self._reasoned if is_bare and self._reasoned is not None else error
+        return self._last_with_reason if is_bare and self._last_with_reason is not None else error
 
     def _remaining_s(self) -> float:
         return max(0.0, self._expires_s - self._clock())

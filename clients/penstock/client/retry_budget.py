@@ -24,20 +24,20 @@ class RetryBudget:
         if reserve < 0:
             raise ValueError(f"reserve: must not be negative, not {reserve}")
         self._share = share
-        self._most = float(max(reserve, 1))
-        self._left = float(reserve)
+        self._max_retries = float(max(reserve, 1))
+        self._num_retries = float(reserve)
         self._lock = threading.Lock()
 
     def deposit(self) -> None:
         """Add the share of one call to the budget."""
         with self._lock:
-            self._left = min(self._most, self._left + self._share)
+            self._num_retries = min(self._max_retries, self._num_retries + self._share)
 
     def withdraw(self) -> bool:
         """Deduct one retry. Returns False if the budget has none."""
         with self._lock:
             # In floating point, five times a fifth may be slightly less than one.
-            if self._left < 1.0 - 1e-9:
+            if self._num_retries < 1.0 - 1e-9:
                 return False
-            self._left -= 1.0
+            self._num_retries -= 1.0
             return True

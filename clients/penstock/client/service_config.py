@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.client.retry import RetryPolicy
 
-_SPREAD_SCHEMES = ("dns", "ipv4", "ipv6")
+_ROUND_ROBIN_SCHEMES = ("dns", "ipv4", "ipv6")
 _SERVICES = ("penstock.v1.GenerationService", "penstock.v1.ModelService")
 _ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
@@ -24,7 +24,7 @@ def default_service_config(target: str) -> str | None:
     server. A resolver's configuration takes precedence.
     """
     scheme, separator, _ = target.partition(":")
-    return _ROUND_ROBIN if separator and scheme in _SPREAD_SCHEMES else None
+    return _ROUND_ROBIN if separator and scheme in _ROUND_ROBIN_SCHEMES else None
 
 
 def check_service_config(text: str, retry: RetryPolicy) -> None:

@@ -20,7 +20,7 @@ from penstock.client.errors import (
     PenstockError,
     error_of,
 )
-from penstock.client.own_failures import cancelled_to_unavailable
+from penstock.client.local_errors import cancelled_to_unavailable
 from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -59,19 +59,19 @@ def as_error(
     failed: grpc.RpcError | PenstockError,
     *,
     request_id: str = "",
-    is_own_cancellation: bool = False,
+    is_client_cancellation: bool = False,
     address: str = "",
 ) -> PenstockError:
     """Return the typed error for a failed attempt; a PenstockError is returned unchanged.
 
-    `request_id` is "" until the server responds. `is_own_cancellation` is True if this
+    `request_id` is "" until the server responds. `is_client_cancellation` is True if this
     client cancelled the call; otherwise the error of a call that was cancelled without a response
     and without a reason is Unavailable. `address` is that of the server.
     """
     if isinstance(failed, PenstockError):
         return failed
     error = error_from_call(failed, request_id=request_id, address=address)
-    return error if is_own_cancellation or request_id else cancelled_to_unavailable(error)
+    return error if is_client_cancellation or request_id else cancelled_to_unavailable(error)
 
 
 def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:

@@ -11,11 +11,11 @@ from contextlib import closing
 
 from penstock.client.batch import MAX_HELD_ITEMS, BatchFailed, BatchItem, BatchRequest
 from penstock.client.errors import PenstockError
-from penstock.client.own_failures import request_cancelled
+from penstock.client.local_errors import request_cancelled
 from penstock.client.runtime import StartStream, Stream
 from penstock.client.without_loop import iterate
 
-_WIND_DOWN_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
 """Maximum wait for open streams when a batch is closed early, in seconds.
 
 A stream that waits before its next attempt cannot be interrupted.
@@ -51,38 +51,39 @@ class _Cancellation:
 
 
 class _Outbox:
-    """Items that were read and not taken yet. Until it is closed, `put` blocks while it is full."""
+    """A bounded queue of items that were read from streams. Until it is closed, `put` blocks while
+    it is full."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
         self._items: deque[BatchItem | BatchFailed | None] = deque()
         self._is_closed = False
         lock = threading.Lock()
-        self._has_room = threading.Condition(lock)
-        self._has_items = threading.Condition(lock)
+        self._not_full = threading.Condition(lock)
+        self._not_empty = threading.Condition(lock)
 
     def put(self, item: BatchItem) -> None:
-        with self._has_room:
-            self._has_room.wait_for(lambda: len(self._items) < self._max_items or self._is_closed)
+        with self._not_full:
+            self._not_full.wait_for(lambda: len(self._items) < self._max_items or self._is_closed)
             self._items.append(item)
-            self._has_items.notify()
+            self._not_empty.notify()
 
     def put_end(self, end: BatchFailed | None) -> None:
         """Add the item that ends the batch: None if all requests have ended. Never blocks."""
-        with self._has_items:
+        with self._not_empty:
             self._items.append(end)
-            self._has_items.notify()
+            self._not_empty.notify()
 
     def get(self) -> BatchItem | BatchFailed | None:
-        with self._has_items:
-            self._has_items.wait_for(lambda: self._items)
-            self._has_room.notify()
+        with self._not_empty:
+            self._not_empty.wait_for(lambda: self._items)
+            self._not_full.notify()
             return self._items.popleft()
 
     def close(self) -> None:
-        with self._has_room:
+        with self._not_full:
             self._is_closed = True
-            self._has_room.notify_all()
+            self._not_full.notify_all()
 
 
 class _Batch:
@@ -111,7 +112,7 @@ class _Batch:
                 return
             self._num_threads += 1
             self._num_reading += 1
-        threading.Thread(target=self._work, name="penstock-batch", daemon=True).start()
+        threading.Thread(target=self._run_worker, name="penstock-batch", daemon=True).start()
 
     def cancel(self) -> None:
         """Take no more requests and cancel the streams, which ends their threads."""
@@ -123,14 +124,14 @@ class _Batch:
         self.outbox.close()
 
     def wait_until_closed(self) -> None:
-        """Wait until no stream is open, at most `_WIND_DOWN_S` seconds.
+        """Wait until no stream is open, at most `_CLOSE_TIMEOUT_S` seconds.
 
         A thread that waits for the next request of the batch is ignored.
         """
         with self._has_closed_stream:
-            self._has_closed_stream.wait_for(lambda: not self._open, _WIND_DOWN_S)
+            self._has_closed_stream.wait_for(lambda: not self._open, _CLOSE_TIMEOUT_S)
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         try:
             while (taken := self._next_request()) is not None:
                 self.add_thread()

@@ -15,19 +15,19 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.call_settings import Pairs
 from penstock.client.errors import PenstockError
-from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
-from penstock.client.own_failures import (
+from penstock.client.local_errors import (
     client_closed,
     deadline_passed,
     multiplex_ended,
     multiplex_error,
 )
+from penstock.client.multiplex import MultiplexConfig, MultiplexedRequest, MultiplexedRequests
 from penstock.client.status import error_from_call
 
 
 class SyncMultiplexStream:
-    """The response messages of one request on a Multiplex call, with the interface of a separate
-    call."""
+    """The response messages of one request on a Multiplex call, with the interface of a
+    Generate call."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SyncMultiplexStream:
 
     def cancel(self) -> bool:
         """Cancel the request if it has not ended, from any thread. Returns True if it was open."""
-        return self._call.leave(self._open_request)
+        return self._call.cancel(self._open_request)
 
     def _wait(self) -> None:
         if self._expires_s is None:
@@ -110,7 +110,7 @@ class SyncMultiplexer:
                 call.retire()
             else:
                 requests = MultiplexedRequests(self._config, opened_at_s=now_s)
-                call = _Call(self._stub, self._metadata, requests, self._forget)
+                call = _Call(self._stub, self._metadata, requests, self._remove)
                 self._calls.append(call)
                 try:
                     open_request = call.submit(
@@ -130,7 +130,7 @@ class SyncMultiplexer:
         for call in calls:
             call.close()
 
-    def _forget(self, call: "_Call") -> None:
+    def _remove(self, call: "_Call") -> None:
         with self._lock:
             self._calls.remove(call)
 
@@ -190,10 +190,10 @@ class _Call:
             self.send(self._requests.expire(open_request))
             self._end_when_unused()
 
-    def leave(self, open_request: MultiplexedRequest) -> bool:
+    def cancel(self, open_request: MultiplexedRequest) -> bool:
         """Cancel this request; its reader gets CallCancelled. Returns True if it was still open."""
         with self._lock:
-            command = self._requests.leave(open_request)
+            command = self._requests.cancel(open_request)
             self.send(command)
             self._end_when_unused()
         return command is not None

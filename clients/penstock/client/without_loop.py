@@ -16,7 +16,8 @@ def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
     hooks = sys.get_asyncgen_hooks()
     if hooks.firstiter is None:
         return run_in_one_step(coroutine)
-    # Otherwise the event loop of this thread would adopt generators that begin here.
+    # Otherwise the event loop of this thread would register the generators that begin here, to
+    # close them later.
     sys.set_asyncgen_hooks(None, None)
     try:
         return run_in_one_step(coroutine)

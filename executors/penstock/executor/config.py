@@ -50,9 +50,9 @@ class SimulatedConfig:
     """Properties of the simulated executor. Raises SettingError naming the field.
 
     With `max_output_tokens`, a request with stop ids gets `stop_ids[0]` as its k-th output token,
-    or later if `min_tokens` bars it. k is a hash of the prompt and, unless decoding is greedy, the
-    seed, uniformly distributed from `min_output_tokens` to `max_output_tokens`. If these are equal,
-    k is their value.
+    or later if `min_tokens` excludes it there. k is a hash of the prompt and, unless decoding is
+    greedy, the seed, uniformly distributed from `min_output_tokens` to `max_output_tokens`. If
+    these are equal, k is their value.
     """
 
     vocab_size: int | None = setting(

@@ -61,7 +61,7 @@ class BatchAdmission:
         self._predictor = predictor
         self._victims = victims
         self._transitions = transitions
-        self._takes_whole_prompts = info.is_self_paced
+        self._sends_whole_prompts = info.is_self_paced
         self._max_lookahead = config.max_lookahead if config.order is SchedulingOrder.FAIR else 0
         self._max_num_overtakes = config.max_num_overtakes
         self._max_overtake_s = config.max_overtake_s
@@ -79,7 +79,7 @@ class BatchAdmission:
         order = self._order
         blocked: Request | None = None
         is_too_long = False
-        num_passed = 0
+        num_skipped = 0
         while budget.num_left > 0 and self._has_free_slot:
             request = order.peek(now)
             if request is None:
@@ -87,15 +87,15 @@ class BatchAdmission:
             matched = self._match(request, is_first=blocked is None)
             if matched is None:
                 blocked = blocked or request
-                num_passed += 1
+                num_skipped += 1
                 # A preempted request is not overtaken even if it is not at the head.
                 if (
                     request.num_preemptions
-                    or num_passed > self._max_lookahead
-                    or not self._may_be_passed(blocked, now)
+                    or num_skipped > self._max_lookahead
+                    or not self._may_be_overtaken(blocked, now)
                 ):
                     break
-                order.pass_over(request)
+                order.skip(request)
                 continue
             rejection = self._predictor.check_at_admission(request, matched, now)
             if rejection is not None:
@@ -107,10 +107,10 @@ class BatchAdmission:
                 break
             if blocked is not None:
                 blocked.num_overtaken += 1
-                if not self._may_be_passed(blocked, now):
+                if not self._may_be_overtaken(blocked, now):
                     break
         self._blocked = blocked
-        if num_passed:
+        if num_skipped:
             order.end_round()
             self._last_scan_version, self._last_scan_blocks = (
                 self._queue.version,
@@ -123,30 +123,34 @@ class BatchAdmission:
         self,
         budget: TokenBudget,
         shares: FairShare,
-        least: float,
+        min_priority: float,
         preempted: list[tuple[int, int]],
         now: float,
     ) -> bool:
         """Admit requests of tenants under their share, and update `shares`.
 
         If slots or blocks are short, preempt running requests of other tenants (victims.py). Return
-        whether a request was preempted. `least`: the lowest priority class to admit from.
+        whether a request was preempted. `min_priority`: the lowest priority class to admit from.
         `preempted`: class and tenant of each request preempted so far in this step; requests of a
         lower class or of one of these tenants are not admitted.
         """
-        least = max([least, *(level for level, _ in preempted)])
-        barred = {tenant for _, tenant in preempted}
+        min_priority = max([min_priority, *(level for level, _ in preempted)])
+        preempted_tenants = {tenant for _, tenant in preempted}
         order = self._order
         has_preempted = False
         while budget.num_left > 0:
             request = order.peek_in_turn(now)
-            if request is None or request.spec.priority < least or request.tenant in barred:
+            if (
+                request is None
+                or request.spec.priority < min_priority
+                or request.tenant in preempted_tenants
+            ):
                 break
             num_blocks = self._blocks.num_held(request)
             is_under_share = shares.is_under_share(
                 request.tenant, num_slots=1, num_blocks=num_blocks
             )
-            if not (is_under_share and self._may_pass_blocked(request, now)):
+            if not (is_under_share and self._may_overtake_blocked(request, now)):
                 break
             matched = self._match(request, is_first=True)
             if matched is None or not self._has_free_slot:
@@ -159,7 +163,7 @@ class BatchAdmission:
                 has_preempted = True
                 # Preempted requests are of the same class or a lower one, so they rank ahead of the
                 # rest.
-                least = max(least, request.spec.priority)
+                min_priority = max(min_priority, request.spec.priority)
                 matched = self._match(request, is_first=True)
                 if matched is None or not self._has_free_slot:
                     break
@@ -194,7 +198,7 @@ class BatchAdmission:
         # The remaining requests belong to tenants at their running limit.
         return WaitReason.FAIRNESS
 
-    def _may_pass_blocked(self, request: Request, now: float) -> bool:
+    def _may_overtake_blocked(self, request: Request, now: float) -> bool:
         """Return whether a request may overtake the blocked head (the request last found to lack
         blocks) or is that request.
         """
@@ -244,7 +248,7 @@ class BatchAdmission:
         start = len(matched) * cache.block_size
         remaining = len(request.tokens) - start
         # A prompt longer than the token budget is sent alone; the wrapped engine splits it.
-        if self._takes_whole_prompts and remaining > budget.num_left and len(budget):
+        if self._sends_whole_prompts and remaining > budget.num_left and len(budget):
             return False
         count = budget.size(remaining)
         num_tokens = self._blocks.num_tokens(request)
@@ -265,13 +269,13 @@ class BatchAdmission:
         if num_left < (1 if is_first else max(1, request.num_blocks_needed)):
             return None
         matched = self._cache.match(request)
-        num_wanted = self._blocks.num_taken(request, matched)
-        if num_wanted <= num_left:
+        num_needed = self._blocks.num_taken(request, matched)
+        if num_needed <= num_left:
             return matched
-        request.num_blocks_needed = num_wanted
+        request.num_blocks_needed = num_needed
         return None
 
-    def _may_be_passed(self, blocked: Request, now: float) -> bool:
+    def _may_be_overtaken(self, blocked: Request, now: float) -> bool:
         if not self._max_lookahead or blocked.num_preemptions:
             return False
         if blocked.blocked_since_s == NO_TIME:

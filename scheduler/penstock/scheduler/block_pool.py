@@ -49,7 +49,7 @@ class BlockPool:
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
         # By block: the stack position where `faults_at` last found it; may be out of date.
-        self._place_of: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
+        self._stack_position_of: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         # Number of blocks that `allocate` can return: free blocks, and cached blocks, which are
         # evicted. Read many times per step, so it is maintained instead of counted.
         self.num_available = num_blocks
@@ -182,22 +182,22 @@ class BlockPool:
         self._register_blocks(np.array([block], dtype=np.int32), [digest])
 
     def register_chain(
-        self, table: NDArray[np.int32], digests: Sequence[bytes], places: range
+        self, table: NDArray[np.int32], digests: Sequence[bytes], positions: range
     ) -> None:
-        """Register the full, used blocks at the positions `places` of a block table under their
+        """Register the full, used blocks at the positions `positions` of a block table under their
         digests, as `register` does. `digests`: the hash chain of the whole table.
         """
         self._register_blocks(
-            table[places.start : places.stop], digests[places.start : places.stop]
+            table[positions.start : positions.stop], digests[positions.start : positions.stop]
         )
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
         """Remove the digests of used blocks, whose content may be invalid; blocks without a digest
         are ignored.
         """
-        named = blocks[self._is_hashed[blocks]]
-        self._unregister(named)
-        self._order.note_unregistered(named.tolist())
+        registered = blocks[self._is_hashed[blocks]]
+        self._unregister(registered)
+        self._order.note_unregistered(registered.tolist())
 
     @property
     def retention_cuts(self) -> RetentionCuts:
@@ -228,12 +228,12 @@ class BlockPool:
                 claims.drop_low(blocks.tolist())
         if retention is None or level == DEFAULT_LEVEL:
             return
-        named = blocks[self._is_hashed[blocks]]
+        registered = blocks[self._is_hashed[blocks]]
         if level < DEFAULT_LEVEL:
-            named = named[~self._is_settled[named]]
+            registered = registered[~self._is_settled[registered]]
         self._has_standing = True
         # The head of a prefix comes last: more requests share it, so its claim is dropped last.
-        self._move(claims.make(named[::-1].tolist(), retention, tenant, now))
+        self._move(claims.make(registered[::-1].tolist(), retention, tenant, now))
 
     def _level(self, block: int) -> int:
         level = self._claims.level(block)
@@ -247,19 +247,19 @@ class BlockPool:
 
     def _register_blocks(self, blocks: NDArray[np.int32], digests: Sequence[bytes]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
-        named: list[int] = []
+        registered: list[int] = []
         names: list[bytes] = []
         for block, digest in zip(blocks.tolist(), digests, strict=True):
             if digest not in block_of and block not in hash_of:
                 block_of[digest] = block
                 hash_of[block] = digest
-                named.append(block)
+                registered.append(block)
                 names.append(digest)
-        if len(named) < len(blocks):
-            blocks = np.array(named, dtype=np.int32)
+        if len(registered) < len(blocks):
+            blocks = np.array(registered, dtype=np.int32)
         self._is_hashed[blocks] = True
         self._is_settled[blocks] = False
-        self._order.note_registered(named, names)
+        self._order.note_registered(registered, names)
 
     def _unregister(self, blocks: NDArray[np.int32]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
@@ -285,9 +285,9 @@ class BlockPool:
         each part's fault, or an empty string.
         """
         is_used = self.ref_counts > 0
-        num_named = int(np.count_nonzero(self._is_hashed))
+        num_registered = int(np.count_nonzero(self._is_hashed))
         num_used = int(np.count_nonzero(is_used))
-        num_cached = num_named - int(np.count_nonzero(self._is_hashed & is_used))
+        num_cached = num_registered - int(np.count_nonzero(self._is_hashed & is_used))
         if num_cached != len(self._cached) or num_used + num_cached + self._num_free != (
             self.num_blocks
         ):
@@ -295,9 +295,9 @@ class BlockPool:
         yield ""
         if self.num_available != self._num_free + len(self._cached):
             yield "num_available is not the number of free and cached blocks"
-        if not num_named == len(self._block_of) == len(self._hash_of):
+        if not num_registered == len(self._block_of) == len(self._hash_of):
             yield "hash index and the blocks' digests are inconsistent"
-        if self.cache_index is not None and self.cache_index.num_blocks != num_named:
+        if self.cache_index is not None and self.cache_index.num_blocks != num_registered:
             yield "the index of cached blocks and the hash index are inconsistent"
         if not self._has_standing and (self._claims or self.sessions or self._cached.num_special):
             yield "a block is claimed or held and not accounted for"
@@ -305,51 +305,51 @@ class BlockPool:
         for part in (self._cached, self._claims, self.sessions):
             yield from part.faults()
 
-    def faults_at(self, places: range) -> Faults:
+    def faults_at(self, positions: range) -> Faults:
         """Check the blocks with these numbers, and the free-stack entries at these positions; yield
         their faults, as `faults` does.
 
         Assumes nothing about other blocks, which may have changed since they were checked.
         """
         cached, claims, sessions = self._cached, self._claims, self.sessions
-        names = list(map(self._hash_of.get, places))
-        is_named = self._is_hashed[places.start : places.stop].tolist()
-        counts = self.ref_counts[places.start : places.stop]
+        names = list(map(self._hash_of.get, positions))
+        is_registered = self._is_hashed[positions.start : positions.stop].tolist()
+        counts = self.ref_counts[positions.start : positions.stop]
         if counts.min(initial=0) < 0:
             yield "a block has a negative reference count"
-        if is_named != [name is not None for name in names]:
+        if is_registered != [name is not None for name in names]:
             yield "a block's digest and its mark as hashed are inconsistent"
         known = [None if name is None else self._block_of.get(name) for name in names]
-        if known != [block if name else None for block, name in zip(places, names, strict=True)]:
+        if known != [block if name else None for block, name in zip(positions, names, strict=True)]:
             yield "hash index and the blocks' digests are inconsistent"
-        is_cached = [block in cached for block in places]
+        is_cached = [block in cached for block in positions]
         is_unused = (counts == 0).tolist()
-        if is_cached != [a and b for a, b in zip(is_named, is_unused, strict=True)]:
+        if is_cached != [a and b for a, b in zip(is_registered, is_unused, strict=True)]:
             yield "free, cached and used blocks are not a partition of the pool"
         if self.cache_index is not None and any(
             name and name not in self.cache_index for name in names
         ):
             yield "the index of cached blocks and the hash index are inconsistent"
         if self._has_standing:
-            for block, is_there, name in zip(places, is_cached, names, strict=True):
+            for block, is_there, name in zip(positions, is_cached, names, strict=True):
                 if is_there and cached.level(block) != self._level(block):
                     yield "a cached block has a wrong level"
                 if name is None and (block in claims or block in sessions):
                     yield "a block without a hash is claimed or held"
-        yield self._stack_fault(places)
+        yield self._stack_fault(positions)
 
-    def _stack_fault(self, places: range) -> str:
+    def _stack_fault(self, positions: range) -> str:
         """Return the fault of these stack positions; empty if each has a different free block."""
-        numbers = np.arange(places.start, min(places.stop, self._num_free), dtype=np.int32)
+        numbers = np.arange(positions.start, min(positions.stop, self._num_free), dtype=np.int32)
         blocks = self._stack[numbers]
         if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():
             return "free, cached and used blocks are not a partition of the pool"
         # The last recorded position of a block may be out of date. If it is another position that
         # still has the block, the block is on the stack twice.
-        before = self._place_of[blocks]
-        self._place_of[blocks] = numbers
+        before = self._stack_position_of[blocks]
+        self._stack_position_of[blocks] = numbers
         is_elsewhere = (before != numbers) & (before < self._num_free)
         is_twice = is_elsewhere & (self._stack[before] == blocks)
-        if is_twice.any() or (self._place_of[blocks] != numbers).any():
+        if is_twice.any() or (self._stack_position_of[blocks] != numbers).any():
             return "a block is twice on the free stack"
         return ""

@@ -107,9 +107,9 @@ class CacheIndex:
         return digest in self._chain_of
 
     def note_registered(
-        self, salt: bytes, digests: Sequence[bytes], places: range, tokens: bytes
+        self, salt: bytes, digests: Sequence[bytes], positions: range, tokens: bytes
     ) -> None:
-        """Register the blocks at the positions `places` of the chain `digests`, except those
+        """Register the blocks at the positions `positions` of the chain `digests`, except those
         already registered; `tokens`: their token ids, as bytes of int32.
 
         The earlier blocks of the chain must be registered already.
@@ -118,18 +118,18 @@ class CacheIndex:
         if chain is None:
             chain = self._chains[salt] = _Chain(salt)
         width = self._block_bytes
-        named: list[CachedBlock] = []
-        for start, place in zip(range(0, len(tokens), width), places, strict=True):
-            digest = digests[place]
+        registered: list[CachedBlock] = []
+        for start, position in zip(range(0, len(tokens), width), positions, strict=True):
+            digest = digests[position]
             if digest in self._chain_of:
                 continue
-            parent, own = digests[place - 1] if place else b"", tokens[start : start + width]
+            parent, own = digests[position - 1] if position else b"", tokens[start : start + width]
             self._chain_of[digest] = chain
             chain.blocks[digest] = (parent, own)
             if chain.watches:
-                named.append(CachedBlock(digest=digest, parent=parent, tokens=own))
+                registered.append(CachedBlock(digest=digest, parent=parent, tokens=own))
         for watch in chain.watches:
-            watch.add(named)
+            watch.add(registered)
         self._drop_if_unused(chain)
 
     def note_unregistered(self, digests: Iterable[bytes]) -> None:
@@ -168,10 +168,10 @@ def _parents_first(blocks: dict[bytes, _Content]) -> Iterator[CachedBlock]:
     The dict order is not enough, because a parent may have been registered again after its child.
     """
     for first in list(blocks):
-        line: list[CachedBlock] = []
+        chain_blocks: list[CachedBlock] = []
         digest = first
         while (content := blocks.pop(digest, None)) is not None:
             parent, tokens = content
-            line.append(CachedBlock(digest=digest, parent=parent, tokens=tokens))
+            chain_blocks.append(CachedBlock(digest=digest, parent=parent, tokens=tokens))
             digest = parent
-        yield from reversed(line)
+        yield from reversed(chain_blocks)

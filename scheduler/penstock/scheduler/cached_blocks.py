@@ -19,12 +19,12 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 class EvictionOrder(Protocol):
     """The cached blocks of one level, in order of eviction.
 
-    `num_turns`: how many blocks of the pool have become cached so far, at all levels. It is the
-    logical clock: the turn of a block is this count when it became cached. The `note_` methods are
+    `num_ticks`: how many blocks of the pool have become cached so far, at all levels. It is the
+    logical clock: the tick of a block is this count when it became cached. The `note_` methods are
     for orders that learn from hits.
     """
 
-    num_turns: int
+    num_ticks: int
 
     def __len__(self) -> int: ...
 
@@ -36,16 +36,16 @@ class EvictionOrder(Protocol):
 
     def extend(self, blocks: Sequence[int]) -> None:
         """Add blocks of one chain that are no longer used, the last of the chain first; set their
-        turns.
+        ticks.
         """
         ...
 
-    def insert(self, block: int, turn: int) -> None:
-        """Add a block from another level; it keeps its turn."""
+    def insert(self, block: int, tick: int) -> None:
+        """Add a block from another level; it keeps its tick."""
         ...
 
     def take(self, block: int) -> int:
-        """Remove a block that moves to another level; return its turn."""
+        """Remove a block that moves to another level; return its tick."""
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:
@@ -67,8 +67,8 @@ class EvictionOrder(Protocol):
         ...
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Record that blocks outside this order (used, or of another level) were evicted or have
-        invalid content.
+        """Discard the statistics of blocks outside this order (used, or of another level), which
+        were evicted or have invalid content.
         """
         ...
 
@@ -80,14 +80,14 @@ class EvictionOrder(Protocol):
 class RecencyOrder:
     """An `EvictionOrder` that evicts the least recently used blocks first.
 
-    `added`: the turn of each block added by `extend`, oldest first. `moved`: the turn of each block
-    from another level; `_heap` sorts these by turn, and may have stale entries.
+    `added`: the tick of each block added by `extend`, oldest first. `moved`: the tick of each block
+    from another level; `_heap` sorts these by tick, and may have stale entries.
     """
 
-    __slots__ = ("_heap", "added", "moved", "num_turns")
+    __slots__ = ("_heap", "added", "moved", "num_ticks")
 
     def __init__(self) -> None:
-        self.num_turns = 0
+        self.num_ticks = 0
         self.added: OrderedDict[int, int] = OrderedDict()
         self.moved: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
@@ -104,27 +104,27 @@ class RecencyOrder:
 
     def extend(self, blocks: Sequence[int]) -> None:
         """Add blocks of one chain that are no longer used, the last of the chain first; set their
-        turns.
+        ticks.
         """
-        turn, added = self.num_turns, self.added
+        tick, added = self.num_ticks, self.added
         for block in blocks:
-            turn += 1
-            added[block] = turn
-        self.num_turns = turn
+            tick += 1
+            added[block] = tick
+        self.num_ticks = tick
 
-    def insert(self, block: int, turn: int) -> None:
-        """Add a block from another level; it keeps its turn."""
-        self.moved[block] = turn
+    def insert(self, block: int, tick: int) -> None:
+        """Add a block from another level; it keeps its tick."""
+        self.moved[block] = tick
         if len(self._heap) > 2 * len(self.moved) + 64:
-            self._heap = [(turn, block) for block, turn in self.moved.items()]
+            self._heap = [(tick, block) for block, tick in self.moved.items()]
             heapq.heapify(self._heap)
         else:
-            heapq.heappush(self._heap, (turn, block))
+            heapq.heappush(self._heap, (tick, block))
 
     def take(self, block: int) -> int:
-        """Remove a block that moves to another level; return its turn."""
-        turn = self.moved.pop(block, None)
-        return self.added.pop(block) if turn is None else turn
+        """Remove a block that moves to another level; return its tick."""
+        tick = self.moved.pop(block, None)
+        return self.added.pop(block) if tick is None else tick
 
     def discard(self, blocks: Sequence[int]) -> None:
         """Remove those of `blocks` that are in this order: they are used again."""
@@ -144,7 +144,7 @@ class RecencyOrder:
         return popped
 
     def oldest(self) -> tuple[int, int]:
-        """Return (turn, block) of the least recently used block; there must be one."""
+        """Return (tick, block) of the least recently used block; there must be one."""
         heap, moved = self._heap, self.moved
         while heap and moved.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
@@ -160,7 +160,7 @@ class RecencyOrder:
         """Do nothing: this order does not count uses."""
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Do nothing: this order does not count lost blocks."""
+        """Do nothing: this order has no statistics of blocks."""
 
     def faults(self) -> Faults:
         """Check the order in small parts; yield each part's fault, or an empty string."""
@@ -168,9 +168,9 @@ class RecencyOrder:
             yield "a cached block stands twice" if self.added.keys() & piece else ""
         for is_in_order in is_sorted(self.added.values()):
             yield "" if is_in_order else "cached blocks are out of order"
-        # The turns are ascending, so the last block is the youngest.
+        # The ticks are ascending, so the last block is the youngest.
         newest = next(reversed(self.added.values()), 0)
-        yield "a cached block is younger than the pool" if newest > self.num_turns else ""
+        yield "a cached block is younger than the pool" if newest > self.num_ticks else ""
 
 
 DEFAULT_LEVEL = DEFAULT_RETENTION_LEVEL
@@ -217,9 +217,9 @@ class CachedBlocks:
             self.order.extend(blocks)
             return
         of_level = self._order_of(level)
-        of_level.num_turns = self.order.num_turns
+        of_level.num_ticks = self.order.num_ticks
         of_level.extend(blocks)
-        self.order.num_turns = of_level.num_turns
+        self.order.num_ticks = of_level.num_ticks
         self._level_of.update(dict.fromkeys(blocks, level))
 
     def move(self, block: int, level: int) -> None:
@@ -227,11 +227,11 @@ class CachedBlocks:
         old = self.level(block)
         if old == level:
             return
-        turn = self._take(block, old)
+        tick = self._take(block, old)
         if level == DEFAULT_LEVEL:
-            self.order.insert(block, turn)
+            self.order.insert(block, tick)
         else:
-            self._order_of(level).insert(block, turn)
+            self._order_of(level).insert(block, tick)
             self._level_of[block] = level
 
     def discard(self, blocks: Sequence[int]) -> None:
@@ -252,11 +252,11 @@ class CachedBlocks:
             lowest = min(self._others, default=DEFAULT_LEVEL)
             is_default = len(self.order) > 0 and lowest >= DEFAULT_LEVEL
             order = self.order if is_default else self._others[lowest]
-            gone = order.pop(min(count - len(popped), len(order)))
+            evicted = order.pop(min(count - len(popped), len(order)))
             if not is_default:
-                self._forget_level(lowest, gone)
-                self.order.note_unregistered(gone)
-            popped += gone
+                self._forget_level(lowest, evicted)
+                self.order.note_unregistered(evicted)
+            popped += evicted
         return popped
 
     def faults(self) -> Faults:
@@ -280,12 +280,12 @@ class CachedBlocks:
         return self._others.setdefault(level, RecencyOrder())
 
     def _take(self, block: int, level: int) -> int:
-        """Remove a block from its level; return its turn."""
+        """Remove a block from its level; return its tick."""
         if level == DEFAULT_LEVEL:
             return self.order.take(block)
-        turn = self._others[level].take(block)
+        tick = self._others[level].take(block)
         self._forget_level(level, [block])
-        return turn
+        return tick
 
     def _forget_level(self, level: int, blocks: list[int]) -> None:
         """Remove the recorded `level` of `blocks`, which have left it."""

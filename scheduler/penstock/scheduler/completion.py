@@ -68,7 +68,7 @@ _CREDIT_MEMORY_S = 60.0
 _SLOWDOWN_MEMORY_S = 30.0
 _MAX_SLOWDOWN = 2.0
 """Upper bound of the slowdown, because one stall does not predict another."""
-_NO_SLOWDOWN = 3_000.0
+_SLOWDOWN_PRIOR = 3_000.0
 """Constant, in token seconds, added to the sum of predicted times, so that a few requests change
 the slowdown little.
 """
@@ -80,10 +80,10 @@ _CHECK_EVERY_S = 0.25
 class TokenTime:
     """Recent mean inter-token latency of running requests.
 
-    The duration of the steps divided by their number, both with exponential decay. A step that
-    pauses decodes, to prefill for a tenant below its fair share, adds time but no step, so that
-    predictions include such pauses. Idle time counts as steps of one request alone, so that a long
-    prefill on an otherwise idle server does not dominate the mean.
+    It is the duration of the steps divided by their number, both with exponential decay. A step
+    that pauses decodes, to prefill for a tenant below its fair share, adds time but no step, so
+    that predictions include such pauses. Idle time counts as steps of one request alone, so that a
+    long prefill on an otherwise idle server does not dominate the mean.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -102,7 +102,7 @@ class TokenTime:
     def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
         """Record the duration of a step; `has_paused`: the step paused some decodes."""
         self._idle_until(now - seconds)
-        self._fade(seconds)
+        self._decay(seconds)
         self._seconds += seconds
         self._num_tokens += not has_paused
         self._at_s = max(self._at_s, now)
@@ -112,12 +112,12 @@ class TokenTime:
         at least the predicted time of a step with all decodes and one more.
         """
         self._idle_until(now)
-        least_s = self._fit.decode_error.mean * self._fit.step_time_s(
+        min_s = self._fit.decode_error.mean * self._fit.step_time_s(
             num_prefill_tokens=0,
             num_decodes=load.num_decodes + 1,
             num_context_tokens=load.num_context_tokens,
         )
-        return max(self._seconds / self._num_tokens if self._num_tokens else 0.0, least_s)
+        return max(self._seconds / self._num_tokens if self._num_tokens else 0.0, min_s)
 
     def _idle_until(self, now: float) -> None:
         idle_s, alone_s = now - self._at_s, self.alone_s
@@ -127,11 +127,11 @@ class TokenTime:
         if idle_s > 10.0 * _MEMORY_S or alone_s <= 0.0:
             self._seconds = self._num_tokens = 0.0
             return
-        self._fade(idle_s)
+        self._decay(idle_s)
         self._seconds += idle_s
         self._num_tokens += idle_s / alone_s
 
-    def _fade(self, seconds: float) -> None:
+    def _decay(self, seconds: float) -> None:
         keep = math.exp(-seconds / _MEMORY_S)
         self._seconds *= keep
         self._num_tokens *= keep
@@ -180,11 +180,11 @@ class PrefillCredit:
         self._kept = 0.0
         self._tokens = 0.0
 
-    def least_share(self, num_tokens: int, now: float) -> float:
+    def min_share(self, num_tokens: int, now: float) -> float:
         """Return the minimum chance for a prompt of this length, as a fraction of its chance on an
         idle machine.
         """
-        self._fade(now)
+        self._decay(now)
         credit = self._kept - _MIN_SHARE_UNDER_LOAD * self._tokens
         return min(max(_MIN_SHARE_UNDER_LOAD - credit / num_tokens, 0.0), _MIN_SHARE_UNDER_LOAD)
 
@@ -192,11 +192,11 @@ class PrefillCredit:
         """Record an admitted prompt; `share`: its chance divided by its chance on an idle
         machine.
         """
-        self._fade(now)
+        self._decay(now)
         self._kept += num_tokens * min(share, 1.0)
         self._tokens += num_tokens
 
-    def _fade(self, now: float) -> None:
+    def _decay(self, now: float) -> None:
         keep = math.exp(-max(now - self._at_s, 0.0) / _CREDIT_MEMORY_S)
         self._kept *= keep
         self._tokens *= keep
@@ -221,7 +221,7 @@ class Slowdown:
 
     def factor(self, now: float) -> float:
         """Return the factor for predicted times: 1 to `_MAX_SLOWDOWN`."""
-        self._fade(now)
+        self._decay(now)
         return 1.0 + self._excess * min(max(self._left_s / _SLOWDOWN_MEMORY_S, 0.0), 1.0)
 
     def seconds_until(self, factor: float, now: float) -> float:
@@ -229,7 +229,7 @@ class Slowdown:
 
         0 if it already has, or never will because `factor` is below 1.
         """
-        self._fade(now)
+        self._decay(now)
         excess = self._excess
         if not 1.0 <= factor < 1.0 + excess:
             return 0.0
@@ -239,14 +239,14 @@ class Slowdown:
         """Record the actual and the predicted time of a request that computed `num_tokens` of its
         prompt.
         """
-        self._fade(now)
+        self._decay(now)
         self._taken += num_tokens * taken_s
         self._predicted += num_tokens * predicted_s
 
     @property
     def _excess(self) -> float:
         """The factor minus 1, before fading."""
-        excess = (self._taken - self._predicted) / (self._predicted + _NO_SLOWDOWN)
+        excess = (self._taken - self._predicted) / (self._predicted + _SLOWDOWN_PRIOR)
         return min(max(excess, 0.0), _MAX_SLOWDOWN - 1.0)
 
     @property
@@ -255,7 +255,7 @@ class Slowdown:
         mean_age_s = self._age / self._predicted if self._predicted else math.inf
         return 2.0 * _SLOWDOWN_MEMORY_S - mean_age_s
 
-    def _fade(self, now: float) -> None:
+    def _decay(self, now: float) -> None:
         seconds = max(now - self._at_s, 0.0)
         keep = math.exp(-seconds / _SLOWDOWN_MEMORY_S)
         self._age = keep * (self._age + seconds * self._predicted)
@@ -317,7 +317,7 @@ class CompletionPredictor:
         spec = request.spec
         if not _is_certain(spec):  # output of known length: no sample
             num_seen = self.lengths.num_seen_of(spec.tenant)
-            request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
+            request.is_new = self.exploration.explores_new_tenant(spec.tenant, num_seen, now)
 
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
         """Record that a running request ended after `num_tokens` output tokens; `is_cut`: no stop
@@ -370,7 +370,7 @@ class CompletionPredictor:
             ),
         )
 
-    def least_tokens(self, request: Request) -> int:
+    def min_further_tokens(self, request: Request) -> int:
         """Return the smallest number of further tokens within which the request ends with a
         probability of at least `min_chance`.
 
@@ -467,7 +467,7 @@ class CompletionPredictor:
             if request.ticket >= 0:
                 required = max(required, _ADMISSION_SHARE * fresh, _ADMISSION_SHARE * alone)
             else:
-                least = self.credit.least_share(len(request.tokens), now)
+                least = self.credit.min_share(len(request.tokens), now)
                 required = max(required, fresh, least * alone)
                 if chance >= required:
                     share = chance / alone if alone > 0.0 else 1.0

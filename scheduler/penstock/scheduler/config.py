@@ -54,8 +54,8 @@ class SchedulerConfig:
     """The settings of one scheduler. Raises SettingError naming the invalid field.
 
     The fields from `prompt_token_weight` to `yield_ratio` apply to SchedulingOrder.FAIR only.
-    Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may ask
-    for a cache retention above the default (see retention.py).
+    Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may set
+    a cache retention above the default (see retention.py).
 
     Attributes:
         tenant_quota: The quota of tenants without a configured quota.

@@ -65,14 +65,14 @@ class Contention:
         columns = slice(0, running.high_water)
         prefilling = running.prefilling()
         num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
-        num_places = max(self._sizing.max_num_running - num_running, int(has_slot), 0)
+        num_free_slots = max(self._sizing.max_num_running - num_running, int(has_slot), 0)
         return RunningLoad(
             num_running=num_running,
             num_decodes=num_running - len(prefilling),
             num_context_tokens=int(arrays.num_computed[columns].sum()),
-            num_prefill_tokens=sum(self._nums_left(prefilling)),
+            num_prefill_tokens=sum(self._num_left_each(prefilling)),
             num_output_tokens=self._lengths.expected_remaining(num_running, num_left),
-            num_free_slots=num_places,
+            num_free_slots=num_free_slots,
             num_free_blocks=max(self._blocks.num_left, 0),
             num_used_blocks=cache.pool.num_used,
             prefill_budget_tokens=max(
@@ -87,7 +87,7 @@ class Contention:
         queue = self._queue
         ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_under_share=True)
         shares = self._shares_if_under_share(request, ahead)
-        load = self._before(self.load(), request, demand, ahead, shares)
+        load = self._delaying_load(self.load(), request, demand, ahead, shares)
         if shares is None:
             ahead = queue.ahead_of(request, demand.num_prefill_tokens)
         return load, ahead
@@ -95,9 +95,9 @@ class Contention:
     def load_at_admission(self, request: Request, demand: Demand) -> RunningLoad:
         """Return the load that a request runs next to if it gets a slot now."""
         shares = self._shares_if_under_share(request, QueuedAhead())
-        return self._before(self.load(has_slot=True), request, demand, QueuedAhead(), shares)
+        return self._delaying_load(self.load(has_slot=True), request, demand, QueuedAhead(), shares)
 
-    def _before(
+    def _delaying_load(
         self,
         load: RunningLoad,
         request: Request,
@@ -112,16 +112,16 @@ class Contention:
         counts with at most as many tokens as the request has to compute. Prompts whose first token
         is due at the same time or earlier may need all of the budget (forecast.py), and are counted
         in full. If the tenant is under its share, the load is that after preemptions
-        (`_with_slot`).
+        (`_after_preemption`).
         """
-        under_way = self._running.prefilling()
+        in_prefill = self._running.prefilling()
         if shares is not None:
-            under_way = [one for one in under_way if shares.is_under_share(one.tenant)]
-            load = self._with_slot(load, demand, ahead)
+            in_prefill = [other for other in in_prefill if shares.is_under_share(other.tenant)]
+            load = self._after_preemption(load, demand, ahead)
         due_s, num_own = deadlines_of(request).ttft_s, demand.num_prefill_tokens
         num_before = sum(
-            num if deadlines_of(one).ttft_s <= due_s != NO_TIME else min(num, num_own)
-            for one, num in zip(under_way, self._nums_left(under_way), strict=True)
+            num if deadlines_of(other).ttft_s <= due_s != NO_TIME else min(num, num_own)
+            for other, num in zip(in_prefill, self._num_left_each(in_prefill), strict=True)
         )
         if num_before == load.num_prefill_tokens:
             return load
@@ -147,7 +147,9 @@ class Contention:
             )
         return shares if is_under_share else None
 
-    def _with_slot(self, load: RunningLoad, demand: Demand, ahead: QueuedAhead) -> RunningLoad:
+    def _after_preemption(
+        self, load: RunningLoad, demand: Demand, ahead: QueuedAhead
+    ) -> RunningLoad:
         """Return the load after the preemptions that would admit the request and the requests ahead
         of it.
         """
@@ -159,7 +161,7 @@ class Contention:
             num_free_blocks=max(load.num_free_blocks, ahead.num_blocks + demand.num_blocks),
         )
 
-    def _nums_left(self, prefilling: list[Request]) -> list[int]:
+    def _num_left_each(self, prefilling: list[Request]) -> list[int]:
         """Return for each request the number of tokens to compute before it decodes."""
         if not prefilling:
             return []

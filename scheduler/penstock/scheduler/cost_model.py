@@ -112,7 +112,7 @@ def measure_of(batch: Batch, seconds: float) -> StepMeasure:
     )
 
 
-_MAX_FORGIVEN_ERROR = 0.9
+_MAX_SUBTRACTED_ERROR = 0.9
 """Limit of the subtracted error, so that the minimum time of a request stays above zero."""
 WINDOW = 64
 """Number of residuals in the window of recent errors."""
@@ -158,7 +158,7 @@ class StepError:
         if math.isinf(self.p90):
             return 0.0
         error = self.p90 / math.sqrt(min(max(num_steps, 1.0), WINDOW))
-        return 1.0 - min(error, _MAX_FORGIVEN_ERROR)
+        return 1.0 - min(error, _MAX_SUBTRACTED_ERROR)
 
 
 EXACT = StepError()

@@ -165,8 +165,8 @@ class DeadlinePredictor:
         if deadlines.total_s != NO_TIME:
             has_queue = self._queue.has_queue(request)
             self._completion.note_arrival(request, now, finds_queue=has_queue)
-        is_judged = deadlines.is_any and self._can_predict
-        if not (is_judged or len(self._queue)) and self._has_room(request):
+        is_checked = deadlines.is_any and self._can_predict
+        if not (is_checked or len(self._queue)) and self._fits_now(request):
             return QueueEstimate(num_ahead=0, queue_s=0.0)
         machine = self._machine_model()
         matched = self._cache.match(request)
@@ -174,7 +174,7 @@ class DeadlinePredictor:
         load, ahead = self._contention.load_at_arrival(request, demand)
         likely = forecast(machine, demand, load, ahead)
         rejection = None
-        if is_judged and not self._is_trial(request, now):
+        if is_checked and not self._is_trial(request, now):
             alone = forecast_alone(machine, demand)
             optimistic = replace(alone, queue_s=likely.queue_left * likely.queue_s)
             rejection = self._rejection(request, demand, load, likely, optimistic, now)
@@ -199,17 +199,17 @@ class DeadlinePredictor:
             return deadlines_of(request).earliest_s
         return self._latest_admission_s(request, matched)
 
-    def dropped(self, request: Request, now: float) -> Rejection:
+    def drop_rejection(self, request: Request, now: float) -> Rejection:
         """Return the rejection of a request whose deadline or `latest_admission_s` has passed."""
         deadlines = deadlines_of(request)
         if not self._sizing.has_cost:
-            return Rejection(reason=deadlines.passed_by(now))
+            return Rejection(reason=deadlines.exceeded_reason(now))
         demand = self._demand(request, self._cache.match(request))
         load, ahead = self._contention.load_at_arrival(request, demand)
         likely = forecast(self._machine_model(), demand, load, ahead)
         rejection = self._late_rejection(request, demand, likely, likely, now)
         is_over = deadlines.earliest_s <= now
-        return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
+        return replace(rejection, reason=deadlines.exceeded_reason(now)) if is_over else rejection
 
     def limit_rejection(self, request: Request, reason: FailureReason, now: float) -> Rejection:
         """Return the rejection for `reason` of a request that a limit of the queue or of its tenant
@@ -276,14 +276,14 @@ class DeadlinePredictor:
             )
         return found
 
-    def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
+    def urgent(self, in_prefill: Iterable[Request], now: float) -> dict[int, float]:
         """Return, by slot, the TTFT deadlines (engine clock, seconds) of prompts in progress that
         need the whole prefill budget from now on to be in time.
 
         If several long prompts share every step, all of them may be late; computed one after the
         other, some are in time.
         """
-        due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
+        due = {request.slot: deadlines_of(request).ttft_s for request in in_prefill}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
         if not (due and self._can_predict):
             return {}
@@ -301,13 +301,13 @@ class DeadlinePredictor:
     def _is_deadline_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Return whether the deadline is so far away that no prediction is needed."""
         num_tokens, spec = len(request.tokens), request.spec
-        is_judged = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
-        num_output = spec.max_tokens if is_judged else spec.min_tokens
+        is_checked = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
+        num_output = spec.max_tokens if is_checked else spec.min_tokens
         num_steps = 2 * num_tokens // self._sizing.prefill_budget_tokens + num_output + 2
         left_s = deadlines.earliest_s - now
         return left_s > _FAR * num_steps * self._sizing.last_step_s
 
-    def _has_room(self, request: Request) -> bool:
+    def _fits_now(self, request: Request) -> bool:
         """Return whether a request can be admitted now, even if none of its blocks is cached."""
         is_below_limit = len(self._running) < self._sizing.max_num_running
         return is_below_limit and self._blocks.num_held(request) <= self._blocks.num_left
@@ -332,9 +332,11 @@ class DeadlinePredictor:
         """Return whether this request is admitted to measure the current output lengths; recorded
         in its `is_trial`.
         """
-        chance, judge = rejection.chance, self._completion
-        is_learned = chance is not None and 0.0 < chance < judge.min_chance
-        request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
+        chance, completion = rejection.chance, self._completion
+        is_learned = chance is not None and 0.0 < chance < completion.min_chance
+        request.is_trial = is_learned and completion.exploration.explores_unlikely(
+            request.spec.tenant
+        )
         return request.is_trial
 
     def _latest_admission_s(self, request: Request, matched: list[int]) -> float:
@@ -447,7 +449,7 @@ class DeadlinePredictor:
         num_known = num_tokens - spec.num_original_prompt_tokens
         num_least = max(spec.min_tokens - num_known, 1)
         if spec.deadline_s != NO_TIME:
-            num_least = max(num_least, self._completion.least_tokens(request))
+            num_least = max(num_least, self._completion.min_further_tokens(request))
         return Demand(
             num_prefill_tokens=num_tokens - num_cached,
             num_cached_tokens=num_cached,

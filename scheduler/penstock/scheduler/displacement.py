@@ -39,7 +39,7 @@ class Displacement:
         # Waiting requests and prompt tokens, by tenant: float64 [2, capacity].
         self._held: NDArray[np.float64] = np.zeros((2, len(tenants.service)))
         # The outputs of each request without an admitted output, by tenant, class and leader's key.
-        self._fresh: dict[int, dict[int, dict[int, tuple[Request, ...]]]] = {}
+        self._displaceable: dict[int, dict[int, dict[int, tuple[Request, ...]]]] = {}
         self._leader_of: dict[int, int] = {}
 
     def join(self, request: Request) -> None:
@@ -53,7 +53,7 @@ class Displacement:
         displaced together.
         """
         leader = outputs[0]
-        by_class = self._fresh.setdefault(leader.tenant, {})
+        by_class = self._displaceable.setdefault(leader.tenant, {})
         by_class.setdefault(leader.spec.priority, {})[leader.spec.key] = tuple(outputs)
         self._leader_of.update((output.spec.key, leader.spec.key) for output in outputs)
 
@@ -66,14 +66,14 @@ class Displacement:
         leader_key = self._leader_of.get(request.spec.key)
         if leader_key is None:
             return
-        by_class = self._fresh[request.tenant]
-        line = by_class[request.spec.priority]
-        for output in line.pop(leader_key):
+        by_class = self._displaceable[request.tenant]
+        units = by_class[request.spec.priority]
+        for output in units.pop(leader_key):
             del self._leader_of[output.spec.key]
-        if not line:
+        if not units:
             del by_class[request.spec.priority]
             if not by_class:
-                del self._fresh[request.tenant]
+                del self._displaceable[request.tenant]
 
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
@@ -97,14 +97,18 @@ class Displacement:
         own_part = float((wanted / limits[:, 0]).max()) / own_weight
         # Requests and tokens per unit of weight.
         fair = limits[:, 0] / (own_weight + float(weight[held[0] > 0.0].sum()))
-        is_modest = not _exceeds(wanted, fair * own_weight).any()
+        is_within_fair_share = not _exceeds(wanted, fair * own_weight).any()
         chosen: list[tuple[Request, ...]] = []
         keys: set[int] = set()
         while num_requests > 0 or num_tokens > 0:
             parts = (held / limits).max(axis=0) / weight
             # A tenant without displaceable requests is skipped.
             parts[
-                [index for index in np.flatnonzero(parts).tolist() if self._is_kept(index, keys)]
+                [
+                    index
+                    for index in np.flatnonzero(parts).tolist()
+                    if self._has_no_candidate(index, keys)
+                ]
             ] = 0.0
             largest = int(parts.argmax())
             unit = next(self._in_displacement_order(largest, keys), None)
@@ -113,7 +117,10 @@ class Displacement:
             is_short = (num_requests > 0, num_tokens > 0)
             if unit is not None and (
                 (left / limits[:, 0]).max() / weight[largest] >= own_part
-                or (is_modest and (_exceeds(size, fair * weight[largest]) & is_short).any())
+                or (
+                    is_within_fair_share
+                    and (_exceeds(size, fair * weight[largest]) & is_short).any()
+                )
             ):
                 held[:, largest] = left
             else:
@@ -128,14 +135,14 @@ class Displacement:
             num_tokens -= sum(len(output.tokens) for output in unit)
         return chosen
 
-    def _is_kept(self, tenant: int, chosen: set[int]) -> bool:
+    def _has_no_candidate(self, tenant: int, chosen: set[int]) -> bool:
         return next(self._in_displacement_order(tenant, chosen), None) is None
 
     def _in_displacement_order(
         self, tenant: int, chosen: set[int]
     ) -> Iterator[tuple[Request, ...]]:
         """Yield the requests of a tenant that may be displaced, in order of displacement."""
-        by_class = self._fresh.get(tenant, {})
+        by_class = self._displaceable.get(tenant, {})
         for priority in sorted(by_class):
             for key, unit in reversed(by_class[priority].items()):
                 if key not in chosen:

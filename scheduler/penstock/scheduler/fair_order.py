@@ -47,8 +47,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import Request
 from penstock.scheduler.tenant_counters import TenantCounters
 
-MAX_PASSED_PER_TENANT = 4
-"""Requests of one tenant that are skipped (`pass_over`) before those of the next tenant are tried.
+MAX_SKIPPED_PER_TENANT = 4
+"""Requests of one tenant that are skipped (`skip`) before those of the next tenant are tried.
 """
 
 # Keys: is new, due time, sequence, ticket; and arrival, sequence, ticket. Tickets are unique, so
@@ -73,7 +73,7 @@ class _TenantQueue:
     turn_ticket: int = -1
     age_ticket: int = -1
     age_key: float = math.inf
-    num_passed: int = 0
+    num_skipped: int = 0
     is_held_back: bool = False
 
     def oldest(self) -> Request:
@@ -116,7 +116,7 @@ class FairOrder:
         self._num_before_age = 0
         self._is_before_aged = False
         self._aged: Request | None = None
-        self._passed: set[int] = set()
+        self._skipped: set[int] = set()
         self._stash: list[tuple[_TenantQueue, _ByDeadline]] = []
         self._touched: list[_TenantQueue] = []
         self._left_out: list[_TenantQueue] = []
@@ -125,7 +125,7 @@ class FairOrder:
         return self._num_requests
 
     def push(self, request: Request) -> None:
-        """Add a request, whose `ticket` was just set."""
+        """Add a request. The caller has set its `ticket`."""
         spec = request.spec
         key = (spec.priority, request.tenant)
         queue = self._queues.get(key)
@@ -150,7 +150,7 @@ class FairOrder:
             self._queue_age(queue, request)
 
     def discard(self, request: Request) -> None:
-        """Remove a request, whose `ticket` was just cleared."""
+        """Remove a request. The caller has set its `ticket` to -1."""
         queue = self._queues[request.spec.priority, request.tenant]
         queue.num_requests -= 1
         self._num_requests -= 1
@@ -234,7 +234,7 @@ class FairOrder:
             self._rebuild()
         self._aged = None
         self._is_before_aged = False
-        if self._is_aging and self._num_since_aged + 1 >= self._stride and not self._passed:
+        if self._is_aging and self._num_since_aged + 1 >= self._stride and not self._skipped:
             queue = self._first_by_age(now)
             if queue is not None:
                 front, oldest = self._front(queue), queue.oldest()
@@ -264,25 +264,25 @@ class FairOrder:
             return None
         return self._next_in_turn()
 
-    def pass_over(self, request: Request) -> None:
+    def skip(self, request: Request) -> None:
         """Skip a request that `peek` returned, until `end_round`."""
-        self._passed.add(request.ticket)
+        self._skipped.add(request.ticket)
         queue = self._queues[request.spec.priority, request.tenant]
-        queue.num_passed += 1
+        queue.num_skipped += 1
         self._touched.append(queue)
 
     def end_round(self) -> None:
-        """Put skipped requests back in their places."""
-        if not self._passed:
+        """Put the skipped requests back, so that `peek` considers them again."""
+        if not self._skipped:
             return
         for queue, entry in self._stash:
             heapq.heappush(queue.by_deadline, entry)
         for queue in self._touched:
-            queue.num_passed = 0
+            queue.num_skipped = 0
         for queue in self._left_out:
             if queue.num_requests and not queue.is_held_back:
                 self._queue_turn(queue)
-        for one in (self._stash, self._touched, self._left_out, self._passed):
+        for one in (self._stash, self._touched, self._left_out, self._skipped):
             one.clear()
 
     def release(self, tenant: int) -> None:
@@ -323,7 +323,7 @@ class FairOrder:
             entry = heap[0]
             if entry[3] != entry[4].ticket:
                 heapq.heappop(heap)
-            elif entry[3] in self._passed:
+            elif entry[3] in self._skipped:
                 self._stash.append((queue, heapq.heappop(heap)))
             else:
                 return entry[4]
@@ -344,7 +344,7 @@ class FairOrder:
             actual = float(self._tenants.service[queue.tenant])
             if service < actual:
                 heapq.heapreplace(heap, (actual, ticket, queue))
-            elif queue.num_passed >= MAX_PASSED_PER_TENANT or self._front(queue) is None:
+            elif queue.num_skipped >= MAX_SKIPPED_PER_TENANT or self._front(queue) is None:
                 queue.turn_ticket = -1
                 self._left_out.append(queue)
             else:

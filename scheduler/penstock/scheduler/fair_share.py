@@ -61,7 +61,7 @@ class FairShare:
         """Return whether a tenant is under its share with `num_slots` and `num_blocks` added to
         what it holds.
         """
-        return self._limit(tenant, num_slots, num_blocks) <= self._greatest
+        return self._scaled_share(tenant, num_slots, num_blocks) <= self._greatest
 
     def would_be_under_share(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
         """Return whether a tenant of this weight without running requests would be under its share
@@ -83,28 +83,28 @@ class FairShare:
         """
         if tenant == to or self._num_slots[tenant] < 2:
             return False
-        return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
+        return self._scaled_share(to, num_slots, num_blocks) <= float(self.dominant[tenant])
 
     def release(self, request: Request, num_blocks: int) -> None:
         """Subtract a running request that is about to release its slot and `num_blocks` blocks."""
         tenant = request.tenant
         self._num_slots[tenant] -= 1
         self._num_blocks[tenant] -= num_blocks
-        self._measure(tenant)
+        self._update(tenant)
 
     def add(self, tenant: int, num_blocks: int) -> None:
         """Add a request of a tenant that got a slot and `num_blocks` blocks."""
         self._num_slots[tenant] += 1
         self._num_blocks[tenant] += num_blocks
-        self._measure(tenant)
+        self._update(tenant)
 
-    def _measure(self, tenant: int) -> None:
+    def _update(self, tenant: int) -> None:
         slots = float(self._num_slots[tenant]) / self._all_slots
         blocks = float(self._num_blocks[tenant]) / self._all_blocks
         self.dominant[tenant] = max(slots, blocks) / float(self._weight[tenant])
         self._greatest = float(self.dominant.max())
 
-    def _limit(self, tenant: int, num_slots: int, num_blocks: int) -> float:
+    def _scaled_share(self, tenant: int, num_slots: int, num_blocks: int) -> float:
         slots = (float(self._num_slots[tenant]) + num_slots) / self._all_slots
         blocks = (float(self._num_blocks[tenant]) + num_blocks) / self._all_blocks
         return self._ratio * max(slots, blocks) / float(self._weight[tenant])

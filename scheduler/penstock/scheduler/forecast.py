@@ -97,12 +97,12 @@ class Demand:
     Raises ValueError naming the invalid field.
 
     Attributes:
-        num_prefill_tokens: Tokens to compute before the request's next token, at least 1; too many
-            if another request computes part of the prefix meanwhile.
+        num_prefill_tokens: Tokens to compute before the request's next token, at least 1; an
+            overestimate if another request computes part of the prefix meanwhile.
         num_cached_tokens: Prompt tokens found in the cache.
         num_blocks: Blocks that its admission takes.
         min_output_tokens: The lower bound of the number of tokens still to generate that decisions
-            on deadlines use (`CompletionPredictor.least_tokens`).
+            on deadlines use (`CompletionPredictor.min_further_tokens`).
         expected_output_tokens: The expected number of tokens still to generate (see
             `output_lengths.py`).
     """
@@ -170,7 +170,7 @@ def forecast(
         prefill_s=_expected_prefill_s(machine, demand, load),
         decode_s=_expected_decode_s(machine, demand, load),
         queue_left=queue.error.remaining_share(queue.num_steps),
-        prefill_left=_least(machine.prefill_error, num_chunks) / machine.prefill_error.mean,
+        prefill_left=_lower_bound(machine.prefill_error, num_chunks) / machine.prefill_error.mean,
     )
 
 
@@ -187,7 +187,7 @@ def forecast_alone(machine: MachineModel, demand: Demand) -> Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Queue:
+class _QueueTime:
     """The expected queue time, in seconds and in steps, and the prediction error of these steps."""
 
     seconds: float
@@ -197,7 +197,7 @@ class _Queue:
 
 def _expected_queue(
     machine: MachineModel, demand: Demand, load: RunningLoad, ahead: QueuedAhead
-) -> _Queue:
+) -> _QueueTime:
     """Return the expected time until the request is admitted.
 
     Let T be the prefill tokens running and ahead, D the number of decodes, C the context tokens of
@@ -218,16 +218,16 @@ def _expected_queue(
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
-    place_steps = _steps_until_slot(demand, load, ahead)
-    num_steps = max(prefill_steps, place_steps)
+    admission_steps = _steps_until_slot(demand, load, ahead)
+    num_steps = max(prefill_steps, admission_steps)
     if load.num_running:
         num_steps += 0.5
     # Where slots or blocks are scarce, requests ahead have filled the free ones by then.
-    is_for_places = place_steps > prefill_steps
-    decode_step_s = _decode_step_s(machine, _filled(load, ahead) if is_for_places else load)
-    error = machine.decode_error if is_for_places else machine.prefill_error
+    waits_for_departures = admission_steps > prefill_steps
+    decode_step_s = _decode_step_s(machine, _filled(load, ahead) if waits_for_departures else load)
+    error = machine.decode_error if waits_for_departures else machine.prefill_error
     seconds = num_steps * decode_step_s + num_tokens * machine.cost.prefill_token_s
-    return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
+    return _QueueTime(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
 def prefill_alone_s(machine: MachineModel, demand: Demand) -> float:
@@ -238,7 +238,7 @@ def prefill_alone_s(machine: MachineModel, demand: Demand) -> float:
     """
     num_steps, num_context = _chunks(demand, machine.max_prefill_tokens)
     cost = machine.cost
-    return _least(machine.prefill_error, num_steps) * (
+    return _lower_bound(machine.prefill_error, num_steps) * (
         num_steps * cost.step_s
         + demand.num_prefill_tokens * cost.prefill_token_s
         + num_context * cost.context_token_s
@@ -288,7 +288,7 @@ class Deadlines:
         """Return whether a forecast made now meets both deadlines."""
         return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
 
-    def passed_by(self, now: float) -> FailureReason:
+    def exceeded_reason(self, now: float) -> FailureReason:
         """Return DEADLINE_EXCEEDED if the deadline of the complete output has passed, else
         TTFT_DEADLINE_EXCEEDED. Call it only if one of the two has passed.
         """
@@ -326,12 +326,10 @@ def retry_after_s(
     queue time. Within `min_s` .. `max_s`; the caller adds the jitter.
     """
     if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
-        lacking_s = expected.queue_s
+        excess_s = expected.queue_s
     else:
-        lacking_s = max(
-            now + expected.ttft_s - ttft_deadline_s, now + expected.total_s - deadline_s
-        )
-    return min(max(min(lacking_s, expected.queue_s), min_s), max_s)
+        excess_s = max(now + expected.ttft_s - ttft_deadline_s, now + expected.total_s - deadline_s)
+    return min(max(min(excess_s, expected.queue_s), min_s), max_s)
 
 
 def _budget_tokens(machine: MachineModel, load: RunningLoad) -> int:
@@ -433,10 +431,10 @@ def _decode_alone_s(machine: MachineModel, demand: Demand) -> float:
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
     )
     num_steps = max(demand.min_output_tokens - 1, 0)
-    return _least(machine.decode_error, num_steps) * num_steps * step_s
+    return _lower_bound(machine.decode_error, num_steps) * num_steps * step_s
 
 
-def _least(error: StepError, num_steps: float) -> float:
+def _lower_bound(error: StepError, num_steps: float) -> float:
     """Return the lower bound of the ratio of actual to predicted time for `num_steps` steps of a
     request.
 

@@ -4,9 +4,9 @@ The value of a block depends on its class and age and is learned from earlier bl
 `HitDensityOrder` evicts blocks with the lowest value first. The class of a block is its number of
 uses (use_history.py).
 
-**Value.** The highest rate of hits per turn (one block that becomes cached, see cached_blocks.py)
+**Value.** The highest rate of hits per tick (one block that becomes cached, see cached_blocks.py)
 that a kept block can have: the maximum, over all ages e up to which it may be kept, of the expected
-hits until e divided by the expected number of turns in the cache until then. This is the Gittins
+hits until e divided by the expected number of ticks in the cache until then. This is the Gittins
 index of a job that may be abandoned (Gittins, 1979); hit density as the eviction measure is from
 LHD (Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the cache, while
 this maximizes over the stopping age. The value of a class is at least that of a lower class at the
@@ -14,11 +14,11 @@ same age: blocks used more often are the head of those used less often, which ca
 without their head. Counts are integers, so the same history gives the same values on every machine.
 
 **Order.** The blocks of one class that one request releases form a segment: they have the same age
-and are evicted from the tail, because the rest of a prefix cannot be found without its head. A
-choice compares the oldest and the newest segment of each class, at most two values per class,
+and are evicted from the tail, because the rest of a prefix cannot be found without its head. An
+eviction compares the oldest and the newest segment of each class, at most two values per class,
 because the value usually falls or rises monotonically with age. Blocks are evicted from the segment
 with the lowest value, the oldest among equal ones, so that without statistics the order is LRU.
-Each choice evicts up to MAX_RUN blocks.
+The chosen segment gives up to MAX_RUN blocks before the next comparison.
 """
 
 from collections import OrderedDict
@@ -40,7 +40,7 @@ _FIRST_EDGE = 16
 
 
 def bin_of(age: int) -> int:
-    """Return the number of the bin, from 0 to NUM_BINS - 1, for an age in turns."""
+    """Return the number of the bin, from 0 to NUM_BINS - 1, for an age in ticks."""
     if age < _FIRST_EDGE:
         return 0
     octave = age.bit_length()
@@ -48,7 +48,7 @@ def bin_of(age: int) -> int:
 
 
 def _widths() -> NDArray[np.int64]:
-    """Return the number of turns that each bin spans; the last, open bin counts as half an octave
+    """Return the number of ticks that each bin spans; the last, open bin counts as half an octave
     too.
     """
     edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
@@ -62,16 +62,16 @@ class HitDensity:
 
     def __init__(self, num_classes: int, half_life: int) -> None:
         self._half_life = half_life
-        self._begun = [0] * num_classes
+        self._num_unused = [0] * num_classes
         self._hits = [[0] * NUM_BINS for _ in range(num_classes)]
-        # [class][bin]: hits per turn of keeping a block; 0 where unknown.
+        # [class][bin]: hits per tick of keeping a block; 0 where unknown.
         self.table = [[0.0] * NUM_BINS for _ in range(num_classes)]
 
-    def begin(self, kind: int, count: int) -> None:
+    def note_unused(self, kind: int, count: int) -> None:
         """Record that `count` blocks of class `kind` became unused."""
-        self._begun[kind] += count
+        self._num_unused[kind] += count
 
-    def hit(self, kind: int, age: int, count: int = 1) -> None:
+    def note_hit(self, kind: int, age: int, count: int = 1) -> None:
         """Record that `count` blocks of class `kind` were used again at `age`, or would have been
         had they been kept.
         """
@@ -82,24 +82,24 @@ class HitDensity:
         exceeded.
         """
         hits = np.array(self._hits, dtype=np.int64)
-        begun = np.array(self._begun, dtype=np.int64)[:, None]
+        begun = np.array(self._num_unused, dtype=np.int64)[:, None]
         # Of the blocks that began: how many were not hit before each bin, and after it.
         after = np.maximum(begun - hits.cumsum(axis=1), 0)
         before = np.maximum(np.concatenate((begun, after[:, :-1]), axis=1), 0)
-        turns = (before + after) * _WIDTHS
+        ticks = (before + after) * _WIDTHS
         zero = np.zeros_like(begun)
         hits_to = np.concatenate((zero, hits.cumsum(axis=1)), axis=1)
-        turns_to = np.concatenate((zero, turns.cumsum(axis=1)), axis=1)
+        ticks_to = np.concatenate((zero, ticks.cumsum(axis=1)), axis=1)
         # [class, from, to]
         gained = hits_to[:, None, 1:] - hits_to[:, :-1, None]
-        spent = turns_to[:, None, 1:] - turns_to[:, :-1, None]
+        spent = ticks_to[:, None, 1:] - ticks_to[:, :-1, None]
         is_ahead = _IS_AHEAD & (spent > 0)
         rates = np.where(is_ahead, gained / np.maximum(spent, 1), 0.0)
         # The head of a prefix is used at least as often as its tail, which is useless without the
         # head.
         self.table = np.maximum.accumulate(rates.max(axis=2), axis=0).tolist()
         if int(begun.sum()) > self._half_life:
-            self._begun = [count // 2 for count in self._begun]
+            self._num_unused = [count // 2 for count in self._num_unused]
             self._hits = [[count // 2 for count in of_class] for of_class in self._hits]
 
 
@@ -114,14 +114,14 @@ _POOLS_TO_REMEMBER = 4
 
 
 class _Segment:
-    """Blocks of one class released together. `blocks`: an ordered set, the tail last. `turn`:
+    """Blocks of one class released together. `blocks`: an ordered set, the tail last. `tick`:
     logical time of their release.
     """
 
-    __slots__ = ("blocks", "kind", "turn")
+    __slots__ = ("blocks", "kind", "tick")
 
-    def __init__(self, blocks: dict[int, None], kind: int, turn: int) -> None:
-        self.blocks, self.kind, self.turn = blocks, kind, turn
+    def __init__(self, blocks: dict[int, None], kind: int, tick: int) -> None:
+        self.blocks, self.kind, self.tick = blocks, kind, tick
 
 
 class HitDensityOrder:
@@ -132,7 +132,7 @@ class HitDensityOrder:
     """
 
     def __init__(self, num_blocks: int, *, refit_every: int = REFIT_EVERY) -> None:
-        self.num_turns = 0
+        self.num_ticks = 0
         self._history = UseHistory(num_blocks, max_num_remembered=_POOLS_TO_REMEMBER * num_blocks)
         self._density = HitDensity(MAX_USES + 1, half_life=_POOLS_TO_HALF * num_blocks)
         self._segments: list[OrderedDict[int, _Segment]] = [
@@ -157,11 +157,11 @@ class HitDensityOrder:
 
     def blocks(self) -> list[int]:
         """Return all blocks of this order, unsorted."""
-        there = [block for each in self._segments for one in each.values() for block in one.blocks]
-        return there + self._moved.blocks()
+        blocks = [block for each in self._segments for one in each.values() for block in one.blocks]
+        return blocks + self._moved.blocks()
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Add released blocks, from the last of their chain to the first, and set their turns (see
+        """Add released blocks, from the last of their chain to the first, and set their ticks (see
         the module's docstring).
         """
         if not blocks:
@@ -180,28 +180,28 @@ class HitDensityOrder:
             self._num_until_refit = self._refit_every
             self._density.refit()
 
-    def insert(self, block: int, turn: int) -> None:
-        """Add a block from another level; it keeps its turn."""
-        self._moved.insert(block, turn)
+    def insert(self, block: int, tick: int) -> None:
+        """Add a block from another level; it keeps its tick."""
+        self._moved.insert(block, tick)
 
     def take(self, block: int) -> int:
-        """Remove a block that moves to another level; return its turn, which for a block of a
+        """Remove a block that moves to another level; return its tick, which for a block of a
         segment (`_Segment`) is that of the segment.
         """
         segment = self._segment_of[block]
         if block not in segment.blocks:
             return self._moved.take(block)
         self._leave(segment, block)
-        return segment.turn
+        return segment.tick
 
     def discard(self, blocks: Sequence[int]) -> None:
         """Remove those of `blocks` that are in this order: they are used again."""
-        segment_of, now = self._segment_of, self.num_turns
+        segment_of, now = self._segment_of, self.num_ticks
         for block in blocks:
             segment = segment_of[block]
             if block in segment.blocks:
                 self._leave(segment, block)
-                self._density.hit(segment.kind, now - segment.turn)
+                self._density.note_hit(segment.kind, now - segment.tick)
         if self._moved.moved:
             self._moved.discard(blocks)
 
@@ -215,82 +215,82 @@ class HitDensityOrder:
     def note_registered(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """Record the digests of used blocks that were registered, in order of their chain."""
         for known in self._history.register(blocks, digests):
-            self._density.hit(known.num_uses, self.num_turns - known.turn, known.num_blocks)
+            self._density.note_hit(known.num_uses, self.num_ticks - known.tick, known.num_blocks)
 
     def note_shared(self, blocks: Sequence[int]) -> None:
         """Record one more use of each of `blocks`, whose digests are recorded; called before
         `discard`.
         """
-        self._history.share(blocks)
+        self._history.note_use(blocks)
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Record that blocks outside this order (used, or of another level) were evicted or have
-        invalid content.
+        """Discard the use counts of blocks outside this order (used, or of another level), which
+        were evicted or have invalid content.
         """
         self._history.discard(blocks)
 
     def _append(self, blocks: Sequence[int], kind: int) -> None:
         """Append a segment of class `kind`; `blocks`: the last of their chain first."""
-        turn = self.num_turns + 1
-        segment = _Segment(dict.fromkeys(reversed(blocks)), kind, turn)
+        tick = self.num_ticks + 1
+        segment = _Segment(dict.fromkeys(reversed(blocks)), kind, tick)
         segment_of = self._segment_of
         for block in blocks:
             segment_of[block] = segment
-        self._segments[kind][turn] = segment
-        self.num_turns += len(blocks)
+        self._segments[kind][tick] = segment
+        self.num_ticks += len(blocks)
         self._num_in_segments += len(blocks)
-        self._density.begin(kind, len(blocks))
+        self._density.note_unused(kind, len(blocks))
 
     def _leave(self, segment: _Segment, block: int) -> None:
         del segment.blocks[block]
         self._num_in_segments -= 1
         if not segment.blocks:
-            del self._segments[segment.kind][segment.turn]
+            del self._segments[segment.kind][segment.tick]
 
-    def _pop_some(self, most: int) -> list[int]:
-        """Remove and return 1 to `most` blocks of one segment (`_Segment`), or one block that came
-        from another level.
+    def _pop_some(self, max_num: int) -> list[int]:
+        """Remove and return 1 to `max_num` blocks of one segment (`_Segment`), or one block that
+        came from another level.
         """
         segment = self._chosen
         if segment is None or not segment.blocks or not self._num_left_of_choice:
             segment = self._chosen = self._choose()
             self._num_left_of_choice = MAX_RUN
         if segment is None:
-            turn, block = self._moved.oldest()
+            tick, block = self._moved.oldest()
             self._moved.take(block)
-            self._history.evict([block], turn)
+            self._history.evict([block], tick)
             return [block]
         blocks = segment.blocks
-        num_blocks = min(most, self._num_left_of_choice, len(blocks))
+        num_blocks = min(max_num, self._num_left_of_choice, len(blocks))
         if num_blocks == len(blocks):
-            gone = [*reversed(blocks)]
+            evicted = [*reversed(blocks)]
             blocks.clear()
-            del self._segments[segment.kind][segment.turn]
+            del self._segments[segment.kind][segment.tick]
         else:
-            gone = [blocks.popitem()[0] for _ in range(num_blocks)]
+            evicted = [blocks.popitem()[0] for _ in range(num_blocks)]
         self._num_left_of_choice -= num_blocks
         self._num_in_segments -= num_blocks
-        self._history.evict(gone, segment.turn)
-        return gone
+        self._history.evict(evicted, segment.tick)
+        return evicted
 
     def _choose(self) -> _Segment | None:
         """Return the segment (`_Segment`) to evict from next; None if the oldest of the blocks that
         came from another level is evicted instead.
         """
-        table, now = self._density.table, self.num_turns
+        table, now = self._density.table, self.num_ticks
         least: tuple[float, int] | None = None
         chosen: _Segment | None = None
         for kind, segments in enumerate(self._segments):
             if not segments:
                 continue
             oldest, newest = next(iter(segments)), next(reversed(segments))
-            for turn in (oldest,) if oldest == newest else (oldest, newest):
-                value = (table[kind][bin_of(now - turn)], turn)
+            for tick in (oldest,) if oldest == newest else (oldest, newest):
+                value = (table[kind][bin_of(now - tick)], tick)
                 if least is None or value < least:
-                    least, chosen = value, segments[turn]
+                    least, chosen = value, segments[tick]
         if self._moved.moved:
-            turn, block = self._moved.oldest()
-            value = (table[self._history.uses[block]][bin_of(now - turn)], turn)
+            tick, block = self._moved.oldest()
+            value = (table[self._history.uses[block]][bin_of(now - tick)], tick)
             if least is None or value < least:
                 return None
         return chosen
@@ -300,17 +300,17 @@ class HitDensityOrder:
         yield from self._moved.faults()
         yield "a moved block was added" if self._moved.added else ""
         yield from self._history.faults()
-        num_there = 0
+        num_blocks = 0
         for kind, segments in enumerate(self._segments):
             for is_in_order in is_sorted(segments):
                 yield "" if is_in_order else "segments are out of order"
             for piece in pieces(self._blocks_of(kind)):
-                num_there += len(piece)
+                num_blocks += len(piece)
                 yield from self._block_faults(piece, kind)
             for piece in pieces(segments.items()):
-                if any(not one.blocks or one.kind != kind or one.turn != at for at, one in piece):
+                if any(not one.blocks or one.kind != kind or one.tick != at for at, one in piece):
                     yield "a segment is empty or filed under another name"
-        if num_there != self._num_in_segments:
+        if num_blocks != self._num_in_segments:
             yield "the number of cached blocks is wrong"
 
     def _blocks_of(self, kind: int) -> Iterator[tuple[int, _Segment]]:
@@ -327,7 +327,7 @@ class HitDensityOrder:
 
 
 def eviction_order_of(config: SchedulerConfig, info: ExecutorInfo) -> EvictionOrder:
-    """Create the eviction order that `config` sets for the pool of an executor."""
+    """Create the eviction order that `config` selects for the block pool of an executor."""
     match config.eviction:
         case EvictionPolicy.HIT_DENSITY:
             return HitDensityOrder(info.num_blocks)

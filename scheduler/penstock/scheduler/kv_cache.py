@@ -59,12 +59,13 @@ class KVCache:
     def match(self, request: Request) -> list[int]:
         """Return the cached blocks that the request reuses: those of its longest cached prefix.
 
-        At least one token is left to compute. Empty if the request needs its whole prompt computed.
+        At least one token is left to compute. Empty if the request has prompt log probabilities,
+        for which the whole prompt must be computed.
         """
         if request.spec.sampling.needs_whole_prompt:
             return []
-        most = (len(request.tokens) - 1) // self.block_size
-        return self.pool.match(request.block_hashes[:most])
+        max_num_blocks = (len(request.tokens) - 1) // self.block_size
+        return self.pool.match(request.block_hashes[:max_num_blocks])
 
     def num_taken(self, matched: Sequence[int], num_tokens: int) -> int:
         """Return how many available blocks a table for `num_tokens` tokens takes if it begins with
@@ -82,9 +83,9 @@ class KVCache:
         arrays.num_blocks[slot] = len(matched)
         arrays.num_computed[slot] = len(matched) * self.block_size
         self.capacity[slot] = len(matched) * self.block_size
-        promised = self.blocks_for(num_tokens) - len(matched)
-        self.reserved[slot] = promised
-        self.num_reserved += promised
+        num_reserved = self.blocks_for(num_tokens) - len(matched)
+        self.reserved[slot] = num_reserved
+        self.num_reserved += num_reserved
 
     def num_missing(self, slot: int, num_tokens: int) -> int:
         """Return how many blocks a slot still needs to hold `num_tokens` tokens."""
@@ -133,14 +134,14 @@ class KVCache:
         first = request.num_registered_blocks
         if first < num_full:
             table = arrays.block_table[slot]
-            places = range(first, num_full)
-            self.pool.register_chain(table, digests, places)
+            positions = range(first, num_full)
+            self.pool.register_chain(table, digests, positions)
             if self.pool.cache_index is not None:
                 tokens = arrays.token_ids[
                     slot, first * self.block_size : num_full * self.block_size
                 ]
                 self.pool.cache_index.note_registered(
-                    request.spec.hash_salt, digests, places, tokens.tobytes()
+                    request.spec.hash_salt, digests, positions, tokens.tobytes()
                 )
             request.num_registered_blocks = num_full
 

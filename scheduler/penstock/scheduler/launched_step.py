@@ -1,9 +1,9 @@
 """A launched step whose result is not collected yet, and the rows that it samples.
 
 Keeps the data of a batch that `Engine.update` needs and that the slot arrays no longer contain:
-which rows sample, at which positions, and which prefill chunks end. `SamplingRows` copies values
-from `SlotArrays` that are constant while a request runs. The rows of a decode batch are copied when
-its membership changes and reused in every step.
+which rows sample, at which positions, and which prefill chunks complete their prompts.
+`SamplingRows` copies values from `SlotArrays` that are constant while a request runs. The rows of a
+decode batch are copied when its membership changes and reused in every step.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ class SamplingRows:
     `slots` int32 [m] and `index` intp [m]: the same slot numbers in two types. `offsets` intp [m]:
     start of a slot's tokens in the flat token array. `stop_ids`: int32 [m] arrays, at most as many
     as the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]; `has_min`:
-    whether any row has a minimum length, up to which stop ids are barred. `keys` int64 [m];
+    whether any row has a minimum length, up to which stop ids are banned. `keys` int64 [m];
     `tenants` int32 [m].
     """
 
@@ -58,10 +58,10 @@ class SamplingRows:
     def ended(
         self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return two masks, bool [m]: which rows end with these `tokens` [m], and which of them by
-        a stop id.
+        """Return two masks, bool [m]: which rows end with these `tokens`, and which of them by a
+        stop id.
 
-        `num_tokens` [m]: lengths including these tokens.
+        `tokens` int32 [m]: the sampled tokens. `num_tokens` int32 [m]: lengths including them.
         """
         is_stop: NDArray[np.bool_] = np.zeros(len(tokens), dtype=np.bool_)
         for column in self.stop_ids:

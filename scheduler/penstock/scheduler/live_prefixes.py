@@ -22,7 +22,7 @@ class LivePrefixes:
     """
 
     def __init__(self) -> None:
-        self._begun_at: dict[bytes, dict[int, Request]] = {}
+        self._starting_at: dict[bytes, dict[int, Request]] = {}
         self._first_of: dict[int, bytes] = {}
 
     def add(self, request: Request, num_matched: int) -> None:
@@ -33,7 +33,7 @@ class LivePrefixes:
         if num_matched >= len(spec.block_hashes):
             return
         first = self._first_of[spec.key] = spec.block_hashes[num_matched]
-        self._begun_at.setdefault(first, {})[spec.key] = request
+        self._starting_at.setdefault(first, {})[spec.key] = request
 
     def remove(self, request: Request) -> None:
         """Remove a request that ends; a no-op if it was never added."""
@@ -41,10 +41,10 @@ class LivePrefixes:
         first = self._first_of.pop(key, None)
         if first is None:
             return
-        begun = self._begun_at[first]
-        del begun[key]
-        if not begun:
-            del self._begun_at[first]
+        starting = self._starting_at[first]
+        del starting[key]
+        if not starting:
+            del self._starting_at[first]
 
     def may_be_computed(self, request: Request, index: int) -> bool:
         """Return whether another live request may compute block `index` of this request's prompt
@@ -57,26 +57,26 @@ class LivePrefixes:
             return False
         hashes = request.spec.block_hashes
         return index < len(hashes) and any(
-            self._has_block(begun, request, index)
+            self._has_block(starting, request, index)
             for digest in hashes[: index + 1]
-            if (begun := self._begun_at.get(digest)) is not None
+            if (starting := self._starting_at.get(digest)) is not None
         )
 
-    def _has_block(self, begun: dict[int, Request], request: Request, index: int) -> bool:
-        """Return whether another of the `begun` requests has the same digest at `index` of its
+    def _has_block(self, starting: dict[int, Request], request: Request, index: int) -> bool:
+        """Return whether another of the `starting` requests has the same digest at `index` of its
         prompt; assumed if there are more than MAX_EXAMINED.
         """
         key, digest = request.spec.key, request.spec.block_hashes[index]
-        for other in islice(reversed(begun.values()), MAX_EXAMINED):
+        for other in islice(reversed(starting.values()), MAX_EXAMINED):
             hashes = other.spec.block_hashes
             if other.spec.key != key and index < len(hashes) and hashes[index] == digest:
                 return True
-        return len(begun) > MAX_EXAMINED
+        return len(starting) > MAX_EXAMINED
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
         """Return the inconsistencies of this index, given the live requests."""
-        begun = {key: first for first, each in self._begun_at.items() for key in each}
-        found = [] if begun == self._first_of else ["live prefixes are miscounted"]
-        if not begun.keys() <= live.keys():
+        starting = {key: first for first, each in self._starting_at.items() for key in each}
+        found = [] if starting == self._first_of else ["live prefixes are miscounted"]
+        if not starting.keys() <= live.keys():
             found.append("a request that has ended is still in the index of live prefixes")
         return found

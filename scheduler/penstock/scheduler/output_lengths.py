@@ -263,11 +263,11 @@ class OutputLengths:
         if self._num_seen - num_seen >= (1 if known is None else _RENEW_AFTER):
             if len(self._known) >= _MAX_GROUPS:
                 self._known.clear()
-            known = self._learned(tenant, max_tokens, running())
+            known = self._computed(tenant, max_tokens, running())
             self._known[key] = (self._num_seen, known)
         return known
 
-    def _learned(
+    def _computed(
         self, tenant: str, max_tokens: int, running: RunningOutputs
     ) -> LengthDistribution | None:
         if self._num_seen < _MIN_SEEN:
@@ -309,10 +309,10 @@ def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))
 
 
-_OWN_SEEN = 16
+_MIN_SEEN_OF_TENANT = 16
 """A tenant with fewer observed outputs is new."""
 _MAX_NEW = 16.0
-"""Maximum number of requests of a new tenant that are judged by their bounds alone; the count
+"""Maximum number of requests of a new tenant that are predicted from their bounds alone; the count
 decays over a minute.
 """
 _MAX_NEW_OF_ALL = 64.0
@@ -324,17 +324,17 @@ _MAX_TENANTS = 4096
 @dataclass(slots=True)
 class _ExplorationAllowance:
     """The exploration allowance of one tenant. `num_new`: decayed number of requests admitted while
-    the tenant was new, as of time `at_s`. `num_unlikely`: see `Exploration.takes_unlikely`.
+    the tenant was new, as of time `at_s`. `num_unlikely`: see `Exploration.explores_unlikely`.
     """
 
     num_new: float = 0.0
     at_s: float = -math.inf
     num_unlikely: int = 0
 
-    def has_room(self, most: float, now: float) -> bool:
+    def allows(self, max_num: float, now: float) -> bool:
         self.num_new *= math.exp(-max(now - self.at_s, 0.0) / _MEMORY_S)
         self.at_s = max(now, self.at_s)
-        return self.num_new + 1.0 <= most
+        return self.num_new + 1.0 <= max_num
 
 
 class Exploration:
@@ -349,20 +349,20 @@ class Exploration:
         self._accounts: dict[str, _ExplorationAllowance] = {}
         self._of_all = _ExplorationAllowance()
 
-    def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
-        """Return whether to judge a request by its bounds alone because its tenant is new; if so,
-        count it. `num_seen`: observed outputs of that tenant.
+    def explores_new_tenant(self, tenant: str, num_seen: int, now: float) -> bool:
+        """Return whether to predict a request from its bounds alone because its tenant is new; if
+        so, count it. `num_seen`: number of observed outputs of that tenant.
         """
-        if num_seen >= _OWN_SEEN:
+        if num_seen >= _MIN_SEEN_OF_TENANT:
             return False
         account = self._account_of(tenant)
-        if not account.has_room(_MAX_NEW, now) or not self._of_all.has_room(_MAX_NEW_OF_ALL, now):
+        if not account.allows(_MAX_NEW, now) or not self._of_all.allows(_MAX_NEW_OF_ALL, now):
             return False
         account.num_new += 1.0
         self._of_all.num_new += 1.0
         return True
 
-    def takes_unlikely(self, tenant: str) -> bool:
+    def explores_unlikely(self, tenant: str) -> bool:
         """Count a request that the learned lengths would reject; return whether to admit it
         nevertheless: True for every `_EVERY`th such request of a tenant.
         """

@@ -72,7 +72,7 @@ class Planner:
         self._is_fair = config.order is SchedulingOrder.FAIR
         self._max_prefill_share = config.max_prefill_share if self._is_fair else 1.0
         self._depth = info.pipeline_depth
-        self._takes_whole_prompts = info.is_self_paced
+        self._sends_whole_prompts = info.is_self_paced
         self._num_steps_ahead = 2 if info.is_self_paced else 1
         self._one_each: NDArray[np.int32] = np.ones(info.max_num_seqs, dtype=np.int32)
         self._has_preempted = False
@@ -98,12 +98,12 @@ class Planner:
         self._has_preempted = False
         self._preempted.clear()
         self._num_old_blocks = self._cache.pool.num_used
-        num_decodes = self._make_room_for_decodes(now)
+        num_decodes = self._allocate_decode_blocks(now)
         self._running.is_behind = False
         budget = TokenBudget(
             self._num_steps_ahead * self._prefill_tokens(num_decodes),
             max_share=self._max_prefill_share,
-            is_whole=self._takes_whole_prompts,
+            is_whole=self._sends_whole_prompts,
         )
         under_share: list[Request] = []
         waits_for: WaitReason | None = None
@@ -119,9 +119,9 @@ class Planner:
         roster = self._running.decodes(self._cache.capacity)
         if not chunks and not len(roster.rows) and not self._running.has_released:
             return None
-        flight = self._commit(roster, chunks)
+        step = self._commit(roster, chunks)
         self._running.resume_decoding()
-        return flight
+        return step
 
     def _serve_prompts(
         self, budget: TokenBudget, now: float
@@ -156,7 +156,7 @@ class Planner:
             num_decode_context_tokens=int(roster.starts.sum()),
         )
 
-    def _make_room_for_decodes(self, now: float) -> int:
+    def _allocate_decode_blocks(self, now: float) -> int:
         """Ensure that every decode row has a block for its token, by preemption if necessary;
         return the number of rows.
         """
@@ -200,9 +200,9 @@ class Planner:
         if others and self._num_under_share_steps + 1 >= self._stride:
             self._num_under_share_steps = 0
             return True
-        least = max((request.spec.priority for request in others), default=-math.inf)
-        self._continue([r for r in under_share if r.spec.priority >= least], budget, now)
-        if self._admission.admit_under_share(budget, shares, least, self._preempted, now):
+        min_priority = max((request.spec.priority for request in others), default=-math.inf)
+        self._continue([r for r in under_share if r.spec.priority >= min_priority], budget, now)
+        if self._admission.admit_under_share(budget, shares, min_priority, self._preempted, now):
             self._has_preempted = True
         budget.top_up(self._cache)
         self._has_left_out = budget.ends_any and not has_left_out
@@ -237,18 +237,18 @@ class Planner:
 
     def _continue_prefills(self, budget: TokenBudget, now: float) -> None:
         running = self._running
-        under_way = running.prefilling_by_level() if self._is_fair else running.prefilling()
-        self._continue(under_way, budget, now)
+        in_prefill = running.prefilling_by_level() if self._is_fair else running.prefilling()
+        self._continue(in_prefill, budget, now)
 
-    def _continue(self, under_way: list[Request], budget: TokenBudget, now: float) -> None:
-        arrays, urgent = self._arrays, self._urgent(under_way, now)
+    def _continue(self, in_prefill: list[Request], budget: TokenBudget, now: float) -> None:
+        arrays, urgent = self._arrays, self._urgent(in_prefill, now)
         if urgent:
-            under_way = sorted(
-                under_way, key=lambda r: (-int(arrays.level[r.slot]), urgent.get(r.slot, NO_TIME))
+            in_prefill = sorted(
+                in_prefill, key=lambda r: (-int(arrays.level[r.slot]), urgent.get(r.slot, NO_TIME))
             )
         served = budget.slots
-        for request in under_way:
-            if budget.num_left <= 0 and not self._takes_whole_prompts:
+        for request in in_prefill:
+            if budget.num_left <= 0 and not self._sends_whole_prompts:
                 break
             # An earlier iteration may have preempted it.
             if request.slot < 0 or request.slot in served:
@@ -256,10 +256,10 @@ class Planner:
             start = int(arrays.num_computed[request.slot])
             remaining = int(arrays.num_tokens[request.slot]) - start
             count = budget.size(remaining, is_shared=request.slot not in urgent)
-            if self._make_room(request, start + count, budget, now):
+            if self._allocate_blocks(request, start + count, budget, now):
                 budget.add(request, start, count, remaining)
 
-    def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
+    def _urgent(self, in_prefill: list[Request], now: float) -> dict[int, float]:
         """Return the urgent prompts: by slot, the TTFT deadlines of prompts that get the whole
         budget first.
 
@@ -270,14 +270,14 @@ class Planner:
         """
         if not self._is_fair or self._step % self._stride == 0:
             return {}
-        urgent = self._predictor.urgent(under_way, now)
+        urgent = self._predictor.urgent(in_prefill, now)
         first = self._order.peek(now) if urgent else None
         if first is None:
             return urgent
         level = self._arrays.level
         return {slot: s for slot, s in urgent.items() if level[slot] >= first.spec.priority}
 
-    def _make_room(
+    def _allocate_blocks(
         self, request: Request, num_tokens: int, budget: TokenBudget, now: float
     ) -> bool:
         """Allocate blocks for a running request, preempting others if necessary.

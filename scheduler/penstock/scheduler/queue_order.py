@@ -21,11 +21,11 @@ class QueueOrder(Protocol):
         ...
 
     def push(self, request: Request) -> None:
-        """Add a request, whose `ticket` was just set."""
+        """Add a request. The caller has set its `ticket`."""
         ...
 
     def discard(self, request: Request) -> None:
-        """Remove a request, whose `ticket` was just cleared."""
+        """Remove a request. The caller has set its `ticket` to -1."""
         ...
 
     def note_admission(self, request: Request) -> bool:
@@ -61,12 +61,12 @@ class QueueOrder(Protocol):
         """
         ...
 
-    def pass_over(self, request: Request) -> None:
+    def skip(self, request: Request) -> None:
         """Skip a request that `peek` returned, until `end_round`."""
         ...
 
     def end_round(self) -> None:
-        """Put skipped requests back in their places."""
+        """Put the skipped requests back, so that `peek` considers them again."""
         ...
 
     def release(self, tenant: int) -> None:
@@ -87,12 +87,12 @@ class ArrivalOrder:
         return self._num_requests
 
     def push(self, request: Request) -> None:
-        """Add a request, whose `ticket` was just set."""
+        """Add a request. The caller has set its `ticket`."""
         self._num_requests += 1
         heapq.heappush(self._heap, (request.seniority, request.ticket, request))
 
     def discard(self, request: Request) -> None:  # noqa: ARG002 (the interface's name)
-        """Remove a request, whose `ticket` was just cleared."""
+        """Remove a request. The caller has set its `ticket` to -1."""
         self._num_requests -= 1
         # Rebuild: cancelled requests deep in the heap would accumulate while the head waits.
         if len(self._heap) > 2 * self._num_requests + 64:
@@ -123,14 +123,14 @@ class ArrivalOrder:
         """Return the most senior request, None if none waits."""
         return self.peek(now)
 
-    def pass_over(self, request: Request) -> None:
+    def skip(self, request: Request) -> None:
         """Skip the head until `end_round`; raise ValueError for another request."""
         if self._heap[0][2] is not request:
             raise ValueError("only the head can be passed over")
         self._stash.append(heapq.heappop(self._heap))
 
     def end_round(self) -> None:
-        """Put skipped requests back in their places."""
+        """Put the skipped requests back, so that `peek` considers them again."""
         for entry in self._stash:
             heapq.heappush(self._heap, entry)
         self._stash.clear()

@@ -198,12 +198,12 @@ class QuotaAccounts:
         quota = self.quota_of(tenant)
         if quota == NO_QUOTA:
             return None
-        most = quota.max_num_live
+        limit = quota.max_num_live
         row = self._row_of.get(tenant)
         num_live = 0 if row is None else self._num_live[row]
         over_live: QuotaBreach | None = None
-        if most is not None and num_live + num_outputs > most:
-            over_live = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most)
+        if limit is not None and num_live + num_outputs > limit:
+            over_live = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=limit)
         if row is None:
             return over_live
         full_s = self._requests_full_s[row], float(self._tokens_full_s[row])
@@ -230,9 +230,11 @@ class QuotaAccounts:
         self._row_at[index] = row
         if spec.num_replays:
             return
-        most = self.quota_of(tenant).max_requests_per_minute
-        if most is not None:
-            self._requests_full_s[row] = charged(self._requests_full_s[row], num_outputs, most, now)
+        limit = self.quota_of(tenant).max_requests_per_minute
+        if limit is not None:
+            self._requests_full_s[row] = charged(
+                self._requests_full_s[row], num_outputs, limit, now
+            )
         if self._token_s[row]:
             full_s = max(float(self._tokens_full_s[row]), now)
             self._tokens_full_s[row] = full_s + spec.num_prompt_tokens * float(self._token_s[row])
@@ -243,10 +245,10 @@ class QuotaAccounts:
         Call it for every output; the call for the first output also refunds the prompt.
         """
         row = self._row_of[spec.tenant]
-        most = self.quota_of(spec.tenant).max_requests_per_minute
+        limit = self.quota_of(spec.tenant).max_requests_per_minute
         # A time in the past means a full allowance, just like `now`.
-        if most is not None:
-            self._requests_full_s[row] -= _MINUTE_S / most
+        if limit is not None:
+            self._requests_full_s[row] -= _MINUTE_S / limit
         if not spec.leader_key:
             self._tokens_full_s[row] -= spec.num_prompt_tokens * float(self._token_s[row])
 
@@ -286,11 +288,11 @@ class QuotaAccounts:
         return found
 
     def _token_price_s(self, tenant: str) -> float:
-        most = self.quota_of(tenant).max_tokens_per_minute
-        return 0.0 if most is None else _MINUTE_S / most
+        limit = self.quota_of(tenant).max_tokens_per_minute
+        return 0.0 if limit is None else _MINUTE_S / limit
 
     def _add(self, tenant: str, now: float) -> int:
-        self._forget_some(now)
+        self._drop_idle(now)
         row = self._free.pop() if self._free else len(self._name_of)
         if row == len(self._name_of):
             self._name_of.append(tenant)
@@ -306,7 +308,7 @@ class QuotaAccounts:
         self._is_counting = self._is_counting or bool(self._token_s[row])
         return row
 
-    def _forget_some(self, now: float) -> None:
+    def _drop_idle(self, now: float) -> None:
         """Drop up to `_MAX_SWEPT` accounts of tenants without live requests whose allowances are
         full.
         """

@@ -228,8 +228,8 @@ class RequestSpec:
         return len(self.prompt_ids) - self.num_replayed
 
     @property
-    def num_barred_tokens(self) -> int:
-        """Number of output tokens during which stop ids are not allowed; 0 without stop ids."""
+    def num_stop_banned_tokens(self) -> int:
+        """Number of first output tokens that must not be a stop id; 0 without stop ids."""
         return self.min_tokens if self.stop_ids else 0
 
     @property
@@ -303,7 +303,7 @@ class Request:
     is_trial: bool = False
     is_new: bool = False
     predicted_time: PredictedTime | None = None
-    place: int = -1
+    wait_index: int = -1
     queue_mark: tuple[float, tuple[int, ...]] | None = None
     _state: RequestState = RequestState.PENDING
 

@@ -53,7 +53,7 @@ class Results:
         self._is_self_paced = info.is_self_paced
         self._flat_tokens = arrays.token_ids.reshape(-1)
 
-    def apply(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
+    def apply(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Advance the requests of a launched step by its result.
 
         Raises ValueError if the result does not match the batch, because of an executor bug.
@@ -61,38 +61,38 @@ class Results:
         if result.counts is not None and self._depth > 1:
             raise ValueError("token counts require a pipeline depth of 1")
         for failure in result.failures:
-            request = self._live(flight, failure.slot)
+            request = self._live(step, failure.slot)
             if request is not None:
                 # The failed request's row must not be planned again by this call.
-                flight.dropped.add(failure.slot)
+                step.dropped.add(failure.slot)
                 rejection = Rejection(reason=_reason_of(failure))
                 self._transitions.fail(request, rejection, now, failure.detail)
-        self._note_prompts(flight, result, now)
-        if result.counts is None and result.slots is flight.batch.sampled_slots:
-            self._append_all(flight, result, now)
+        self._note_prompts(step, result, now)
+        if result.counts is None and result.slots is step.batch.sampled_slots:
+            self._append_all(step, result, now)
         else:
-            self._append_some(flight, result, now)
+            self._append_some(step, result, now)
         for end in result.ends:
-            request = self._live(flight, end.slot)
+            request = self._live(step, end.slot)
             if request is not None:
                 self._transitions.finish(request, end.reason, now, end.stop_id)
 
-    def _live(self, flight: LaunchedStep, slot: int) -> Request | None:
-        return None if slot in flight.dropped else self._running.request_at(slot)
+    def _live(self, step: LaunchedStep, slot: int) -> Request | None:
+        return None if slot in step.dropped else self._running.request_at(slot)
 
-    def _note_prompts(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        for chunk in self._computed_chunks(flight, result):
+    def _note_prompts(self, step: LaunchedStep, result: StepResult, now: float) -> None:
+        for chunk in self._computed_chunks(step, result):
             self._cache.register(chunk.request, chunk.start + chunk.count)
             if chunk.completes:
                 if result.counts is None:
                     self._note_first_token(chunk.request, now)
                 self._queue.release_held(chunk.request.spec.key)
         for slot, first, logprobs in result.prompt_logprobs:
-            request = self._live(flight, slot)
+            request = self._live(step, slot)
             if request is not None:
                 self._events.prompt_logprobs.append((request.spec.key, first, logprobs))
         for slot, num_cached in result.num_cached:
-            request = self._live(flight, slot)
+            request = self._live(step, slot)
             if request is not None:
                 self._events.changes.append(
                     PrefixFound(key=request.spec.key, at_s=now, num_cached_tokens=num_cached)
@@ -106,32 +106,32 @@ class Results:
             request.first_token_s = now
             self._arrays.deadline[request.slot] = request.spec.deadline_s
 
-    def _computed_chunks(self, flight: LaunchedStep, result: StepResult) -> list[PrefillChunk]:
+    def _computed_chunks(self, step: LaunchedStep, result: StepResult) -> list[PrefillChunk]:
         """Return the prefill rows whose requests are still in their slots; for a self-paced
         executor (see `ExecutorInfo`), only those that returned a token.
         """
-        chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
+        chunks = [chunk for chunk in step.chunks if chunk.slot not in step.dropped]
         if not self._is_self_paced or not chunks:
             return chunks
-        answered = set(_answered_slots(result))
-        return [chunk for chunk in chunks if chunk.slot in answered]
+        sampled = set(_sampled_slots(result))
+        return [chunk for chunk in chunks if chunk.slot in sampled]
 
-    def _append_all(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
+    def _append_all(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Append one token to every row, except rows whose slot was released since the launch: the
-        usual case.
+        usual case. Raises ValueError if the number of tokens is not the number of rows.
         """
         rows, positions, tokens, logprobs = (
-            flight.rows,
-            flight.positions,
+            step.rows,
+            step.positions,
             result.tokens,
             result.logprobs,
         )
-        ones = flight.ones
+        ones = step.ones
         if len(tokens) != len(rows):
             raise ValueError(f"{len(rows)} slots sampled, {len(tokens)} tokens returned")
-        if flight.dropped:
+        if step.dropped:
             is_kept = np.ones(self._arrays.num_slots, dtype=np.bool_)
-            is_kept[list(flight.dropped)] = False
+            is_kept[list(step.dropped)] = False
             keep = np.flatnonzero(is_kept[rows.index])
             rows, positions, tokens, ones = rows.take(keep), positions[keep], tokens[keep], None
             logprobs = None if logprobs is None else logprobs.take(keep)
@@ -184,77 +184,77 @@ class Results:
             else:
                 self._transitions.finish(request, FinishReason.LENGTH, now)
 
-    def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
+    def _append_some(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Append the tokens in the general case: rows released since the launch, missing rows,
-        several tokens per row.
+        several tokens per row. Raises ValueError if the result does not match the batch.
         """
-        row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
+        row_of = {slot: row for row, slot in enumerate(step.rows.slots.tolist())}
         slots = result.slots.tolist()
         counts = [1] * len(slots) if result.counts is None else result.counts.tolist()
         if sum(counts) != len(result.tokens):
             raise ValueError(f"{sum(counts)} tokens announced, {len(result.tokens)} returned")
         starts = np.cumsum([0, *counts])[:-1].tolist()
-        alive = [i for i, slot in enumerate(slots) if slot not in flight.dropped]
+        alive = [i for i, slot in enumerate(slots) if slot not in step.dropped]
         unknown = [slots[i] for i in alive if slots[i] not in row_of]
         if unknown:
             raise ValueError(f"tokens for slots {unknown} that did not sample")
-        answered = {slots[i] for i in alive if counts[i]}
-        self._replan_unsampled(flight, answered)
-        for slot in answered:
+        sampled = {slots[i] for i in alive if counts[i]}
+        self._replan_unsampled(step, sampled)
+        for slot in sampled:
             request = self._running.request_at(slot)
             if request is not None:
                 self._note_first_token(request, now)
         alive = [i for i in alive if counts[i]]
-        for turn in range(max((counts[i] for i in alive), default=0)):
-            alive = [i for i in alive if counts[i] > turn]
-            rows = flight.rows.take(np.array([row_of[slots[i]] for i in alive], dtype=np.intp))
-            picks = np.array([starts[i] + turn for i in alive], dtype=np.intp)
-            if turn:
+        for index in range(max((counts[i] for i in alive), default=0)):
+            alive = [i for i in alive if counts[i] > index]
+            rows = step.rows.take(np.array([row_of[slots[i]] for i in alive], dtype=np.intp))
+            picks = np.array([starts[i] + index for i in alive], dtype=np.intp)
+            if index:
                 self._arrays.num_computed[rows.index] += 1
                 self._arrays.num_in_flight[rows.index] += 1
                 self._running.discard_roster()
                 self._running.is_behind = True
-            positions = flight.positions[[row_of[slots[i]] for i in alive]] + turn
+            positions = step.positions[[row_of[slots[i]] for i in alive]] + index
             logprobs = None if result.logprobs is None else result.logprobs.take(picks)
             ended = self._append(
                 rows, positions.astype(np.int32), result.tokens[picks], logprobs, None, now
             )
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
-    def _replan_unsampled(self, flight: LaunchedStep, answered: set[int]) -> None:
+    def _replan_unsampled(self, step: LaunchedStep, sampled: set[int]) -> None:
         """Undo the progress of rows that sampled nothing, so that they are planned again; raise
         ValueError if there is such a row at a pipeline depth above 1.
         """
-        silent = [
+        unsampled = [
             slot
-            for slot in flight.rows.slots.tolist()
-            if slot not in answered and slot not in flight.dropped
+            for slot in step.rows.slots.tolist()
+            if slot not in sampled and slot not in step.dropped
         ]
-        if not silent:
+        if not unsampled:
             return
         if self._depth > 1:
-            raise ValueError(f"no tokens for slots {silent}")
-        self._arrays.num_computed[silent] -= 1
-        self._arrays.num_in_flight[silent] -= 1
+            raise ValueError(f"no tokens for slots {unsampled}")
+        self._arrays.num_computed[unsampled] -= 1
+        self._arrays.num_in_flight[unsampled] -= 1
         if self._is_self_paced:
-            self._replan_unanswered(flight, set(silent))
+            self._replan_prompts(step, set(unsampled))
         else:
-            self._running.return_to_prefill(silent)
+            self._running.return_to_prefill(unsampled)
 
-    def _replan_unanswered(self, flight: LaunchedStep, silent: set[int]) -> None:
+    def _replan_prompts(self, step: LaunchedStep, unsampled: set[int]) -> None:
         """Undo the progress of whole prompts without a result, so that they are planned again;
         decodes are not affected.
         """
-        unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
-        for chunk in unanswered:
+        chunks = [chunk for chunk in step.chunks if chunk.slot in unsampled]
+        for chunk in chunks:
             self._arrays.num_computed[chunk.slot] -= chunk.count - 1
-        self._running.return_to_prefill([chunk.slot for chunk in unanswered])
+        self._running.return_to_prefill([chunk.slot for chunk in chunks])
 
 
-def _answered_slots(result: StepResult) -> list[int]:
+def _sampled_slots(result: StepResult) -> list[int]:
     slots = result.slots if result.counts is None else result.slots[result.counts > 0]
-    answered: list[int] = slots.tolist()
-    return answered
+    sampled: list[int] = slots.tolist()
+    return sampled
 
 
 def _reason_of(failure: SlotFailure) -> FailureReason:

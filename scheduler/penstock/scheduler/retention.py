@@ -112,7 +112,7 @@ class BlockClaims:
             if claim > self._claims.get(block, (-1, 0.0)):
                 self.drop(block)
                 self._put(block, claim, tenant)
-        return self._keep_budget(tenant)
+        return self._enforce_budget(tenant)
 
     def drop(self, block: int) -> None:
         """Remove the claim of a block, if it has one."""
@@ -140,7 +140,7 @@ class BlockClaims:
         else:
             heapq.heappush(self._ends, (expires_s, block))
 
-    def _keep_budget(self, tenant: str) -> list[int]:
+    def _enforce_budget(self, tenant: str) -> list[int]:
         """Drop claims over the budget after `tenant` made new claims; return their blocks."""
         lost: list[int] = []
         budget, high_of = self._budget, self._high_of
@@ -169,14 +169,14 @@ class BlockClaims:
 
     def expire(self, now: float) -> list[int]:
         """Drop expired claims; return their blocks."""
-        ends, lapsed = self._ends, list[int]()
+        ends, expired = self._ends, list[int]()
         while ends and ends[0][0] <= now:
             expires_s, block = heapq.heappop(ends)
             claim = self._claims.get(block)
             if claim is not None and claim[1] == expires_s:
                 self.drop(block)
-                lapsed.append(block)
-        return lapsed
+                expired.append(block)
+        return expired
 
     def faults(self) -> Faults:
         """Check the claims in small parts; yield each part's fault, or an empty string."""
@@ -240,10 +240,10 @@ class EngineRetention:
         if wanted is not None and wanted.level > DEFAULT_LEVEL:
             limited = self._budget.limit(wanted)
             blocks = self._blocks_of(leader)
-            is_taken = self._reserve(leader.tenant, blocks, now + limited.duration_s)
-            self.cuts.num_shortened += is_taken and limited is not wanted
-            self.cuts.num_dropped_blocks += 0 if is_taken else len(blocks)
-            wanted = limited if is_taken else None
+            is_reserved = self._reserve(leader.tenant, blocks, now + limited.duration_s)
+            self.cuts.num_shortened += is_reserved and limited is not wanted
+            self.cuts.num_dropped_blocks += 0 if is_reserved else len(blocks)
+            wanted = limited if is_reserved else None
         return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
 
     def _blocks_of(self, spec: RequestSpec) -> list[bytes]:

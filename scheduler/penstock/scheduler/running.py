@@ -306,7 +306,7 @@ class RunningSet:
         return self._roster
 
     def rows_of(self, slots: NDArray[np.intp]) -> SamplingRows:
-        """Return the values of these slots that are constant while their requests run."""
+        """Return the `SamplingRows` of these slots, intp [m], in this order."""
         return gather_rows(self._arrays, slots, self._num_stop_columns)
 
     def discard_roster(self) -> None:

@@ -108,7 +108,7 @@ class Sessions:
         session.turn, session.until_s, session.blocks = turn, now + self._ttl_s, wanted
         if wanted:
             self._put(session)
-        changed += self._keep_share(key[0])
+        changed += self._enforce_tenant_limit(key[0])
         while len(self._holders) > self._max_num_blocks:
             changed += self._expire_oldest()
         return changed
@@ -178,7 +178,7 @@ class Sessions:
         """Expire the least recently used session; return the blocks that are no longer held."""
         return self._remove(next(iter(self._sessions)))
 
-    def _keep_share(self, tenant: str) -> list[int]:
+    def _enforce_tenant_limit(self, tenant: str) -> list[int]:
         """Expire a tenant's oldest sessions beyond its share; return the blocks no longer held.
 
         The newest session only loses blocks at its end; it expires if none are left.

@@ -26,7 +26,7 @@ class SlotArrays:
             launched steps are done.
         num_prompt: int32 [S]; tokens of the client's prompt.
         max_total: int32 [S]; the length that ends the request.
-        min_total: int32 [S]; the length up to which stop ids are barred.
+        min_total: int32 [S]; the length up to which stop ids are banned.
         num_blocks: int32 [S]; blocks in the table.
         block_table: int32 [S, ceil(max_seq_len / block_size)].
         token_ids: int32 [S, max_seq_len].
@@ -119,7 +119,7 @@ class SlotArrays:
         self.num_in_flight[slot] = 0
         self.num_prompt[slot] = spec.num_original_prompt_tokens
         self.max_total[slot] = spec.max_total_tokens
-        self.min_total[slot] = spec.num_original_prompt_tokens + spec.num_barred_tokens
+        self.min_total[slot] = spec.num_original_prompt_tokens + spec.num_stop_banned_tokens
         self.token_ids[slot, :num_tokens] = request.tokens
         self.stop_ids[: len(spec.stop_ids), slot] = spec.stop_ids
         first = request.first_token_s == NO_TIME

@@ -87,10 +87,10 @@ class StepFit:
 
     `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction
     earlier observations have weight 1/e; under a mixed load the memory is up to four times as long,
-    since each direction is forgotten only by its own steps. `is_trusted` begins after `min_steps`
-    steps, of which at least a quarter have prefill. It ends when the median error is over
-    `max_error`, and begins again when it is at most 0.8 `max_error`. Raises ValueError naming the
-    invalid parameter.
+    since each direction is forgotten only by its own steps. `is_trusted` becomes true after
+    `min_steps` steps, once at least `min_steps` // 4 have prefill. It becomes false when the median
+    error is over `max_error`, and true again when it is at most 0.8 `max_error`. Raises ValueError
+    naming the invalid parameter.
     """
 
     __slots__ = (
@@ -129,14 +129,14 @@ class StepFit:
         self._coefficients = list(_coefficients_of(prior))
         # Coefficients are scaled by their prior, which keeps the equations well conditioned. The
         # scale has a minimum, so that a coefficient with a prior near zero can still become large.
-        pace = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
+        scale = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
         self._scales = [
-            max(coefficient, default * pace)
+            max(coefficient, default * scale)
             for coefficient, default in zip(
                 self._coefficients, _coefficients_of(DEFAULT_PRIOR), strict=True
             )
         ]
-        self._information = _of_prior()
+        self._information = _prior_information()
         # Errors by kind of step, without and with prefill: the quality for one kind implies nothing
         # for the other, and in a common window the errors of the rarer kind would count as
         # outliers.
@@ -348,7 +348,7 @@ class StepFit:
         moves = _solved(information, features)
         if moves is None:
             # Rounding made the matrix singular: start again from these coefficients.
-            self._information = _of_prior()
+            self._information = _prior_information()
             return
         m0, m1, m2, m3 = moves
         # Bounds the change of this step's own prediction.
@@ -370,7 +370,7 @@ def _coefficients_of(model: CostModel) -> tuple[float, float, float, float]:
     return (model.step_s, model.prefill_token_s, model.decode_slot_s, model.context_token_s)
 
 
-def _of_prior() -> list[_Row]:
+def _prior_information() -> list[_Row]:
     """Return the initial information matrix, before any step."""
     return [
         [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_COEFFICIENTS)]

@@ -103,7 +103,7 @@ class TenantCounters:
         index = self._index_of.get(name)
         if index is None or not self.num_waiting[index]:
             # The lowest counter of the other tenants: computed before this one is counted.
-            self._mark = max(self._mark, self._floor())
+            self._mark = max(self._mark, self._lowest_waiting())
         if index is None:
             index = self._add(name)
             self.service[index] = self._mark
@@ -111,7 +111,7 @@ class TenantCounters:
             least = self._mark - self._burst_tokens
             self.service[index] = max(float(self.service[index]), least)
             self._idle.pop(index, None)
-            self._queue(index)
+            self._push_waiting(index)
         self.num_waiting[index] += 1
         return index
 
@@ -129,8 +129,8 @@ class TenantCounters:
         self._idle.pop(index, None)
 
     def stop(self, index: int) -> bool:
-        """Decrement a tenant's number of running requests; return whether it was at its limit and
-        now is not.
+        """Decrement a tenant's number of running requests; return whether the tenant was at its
+        running limit and no longer is.
         """
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1
@@ -203,16 +203,16 @@ class TenantCounters:
             return
         self._idle[index] = None
         if len(self._idle) > MAX_IDLE_TENANTS:
-            forgotten, _ = self._idle.popitem(last=False)
-            name = self._name_of[forgotten]
+            dropped, _ = self._idle.popitem(last=False)
+            name = self._name_of[dropped]
             if name is not None:
                 del self._index_of[name]
-            self._name_of[forgotten] = None
-            if forgotten == self._last_index:
-                self._last_index, self._last_service = -1, float(self.service[forgotten])
-            self._free.append(forgotten)
+            self._name_of[dropped] = None
+            if dropped == self._last_index:
+                self._last_index, self._last_service = -1, float(self.service[dropped])
+            self._free.append(dropped)
 
-    def _floor(self) -> float:
+    def _lowest_waiting(self) -> float:
         """Return the smallest counter among waiting tenants; if none waits, the counter of the last
         one that waited.
         """
@@ -228,7 +228,7 @@ class TenantCounters:
         return self._last_service if self._last_index < 0 else float(self.service[self._last_index])
 
     def _rebase(self) -> None:
-        base = self._floor() - self._burst_tokens
+        base = self._lowest_waiting() - self._burst_tokens
         if base < REBASE_AT / 2:
             return
         np.maximum(self.service - base, 0.0, out=self.service)
@@ -237,7 +237,7 @@ class TenantCounters:
         self._rebuild()
         self.epoch += 1
 
-    def _queue(self, index: int) -> None:
+    def _push_waiting(self, index: int) -> None:
         self._ticket_of[index] = ticket = next(self._tickets)
         heapq.heappush(self._backlog, (float(self.service[index]), ticket, index))
         if len(self._backlog) > 2 * len(self._name_of) + 64:

@@ -17,30 +17,30 @@ MAX_USES = 8
 
 class Recomputed(NamedTuple):
     """A part of a chain that was evicted and is computed again: `num_blocks` blocks, which had been
-    used `num_uses` times when they were evicted. `turn`: when they last became cached (see
+    used `num_uses` times when they were evicted. `tick`: when they last became cached (see
     `cached_blocks.EvictionOrder`).
     """
 
     num_uses: int
-    turn: int
+    tick: int
     num_blocks: int
 
 
 class UseHistory:
-    """Counts the uses of blocks, also those before an eviction.
+    """The number of uses of each block, including those before its last eviction.
 
-    `uses` uint8 [num_blocks]: how often each block was used, 1 to MAX_USES; 1 for a block without
+    `uses`: one byte per block: how often each block was used, 1 to MAX_USES; 1 for a block without
     content. The counts of the `max_num_remembered` blocks that were evicted last are kept.
     """
 
     def __init__(self, num_blocks: int, max_num_remembered: int) -> None:
         self.uses = bytearray(b"\x01" * num_blocks)
         self._digest_of: dict[int, bytes] = {}
-        # Number of uses, and the turn at which the block last became cached.
+        # Number of uses, and the tick at which the block last became cached.
         self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_num_remembered = max_num_remembered
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def note_use(self, blocks: Sequence[int]) -> None:
         """Count one more use, up to MAX_USES, of each of these blocks, whose digests are
         registered.
         """
@@ -50,37 +50,37 @@ class UseHistory:
                 uses[block] += 1
 
     def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[Recomputed]:
-        """Register the digests of new blocks; return the parts that had been evicted, whose use
-        counts are restored and incremented.
+        """Register the digests of new blocks; return the parts of their chain that had been
+        evicted. The use counts of these parts continue from the history.
         """
         self._digest_of.update(zip(blocks, digests, strict=True))
         if self._remembered.keys().isdisjoint(digests):
             return []
-        returns: list[Recomputed] = []
+        recomputed: list[Recomputed] = []
         for block, digest in zip(blocks, digests, strict=True):
             known = self._remembered.pop(digest, None)
             if known is None:
                 continue
             self.uses[block] = min(known[0] + 1, MAX_USES)
-            if returns and returns[-1][:2] == known:
-                returns[-1] = Recomputed(*known, returns[-1].num_blocks + 1)
+            if recomputed and recomputed[-1][:2] == known:
+                recomputed[-1] = Recomputed(*known, recomputed[-1].num_blocks + 1)
             else:
-                returns.append(Recomputed(*known, 1))
-        return returns
+                recomputed.append(Recomputed(*known, 1))
+        return recomputed
 
-    def evict(self, blocks: Sequence[int], turn: int) -> None:
-        """Move the use counts of `blocks`, which are evicted, to the history. `turn`: when they
+    def evict(self, blocks: Sequence[int], tick: int) -> None:
+        """Move the use counts of `blocks`, which are evicted, to the history. `tick`: when they
         last became cached (see `cached_blocks.EvictionOrder`).
         """
         digest_of, remembered, uses = self._digest_of, self._remembered, self.uses
         for block in blocks:
-            remembered[digest_of.pop(block)] = (uses[block], turn)
+            remembered[digest_of.pop(block)] = (uses[block], tick)
             uses[block] = 1
         while len(remembered) > self._max_num_remembered:
             remembered.popitem(last=False)
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Discard the use counts and digests of `blocks`, whose content is invalid."""
+        """Discard the use counts and digests of `blocks`, without adding them to the history."""
         for block in blocks:
             self._digest_of.pop(block, None)
             self.uses[block] = 1

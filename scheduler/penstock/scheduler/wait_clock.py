@@ -41,16 +41,16 @@ class WaitClock:
         self._spent_ns = [0, 0, 0, 0]
         self._since_ns = 0
         # The last request admitted by fair share: its class, its tenant, and the sequence number of
-        # that tenant's earliest waiting request.
-        self._turn: tuple[int, int, int] | None = None
-        # Waiting requests by place; values of free places are undefined.
+        # that tenant's earliest waiting request. None if the last admission was another one.
+        self._last_by_share: tuple[int, int, int] | None = None
+        # By `Request.wait_index`; values at free indices are undefined.
         self._sequence: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
         self._level: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
         # Rows: for each reason, the nanoseconds that count as FAIRNESS instead; last row: number of
         # requests that overtook it.
         self._counts: NDArray[np.int64] = np.zeros((5, FIRST_CAPACITY), dtype=np.int64)
         self._free: list[int] = []
-        self._num_places = 0
+        self._num_indices = 0
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
         """Set why the first request of the queue is not admitted, from `now` on; None if it is not
@@ -63,14 +63,14 @@ class WaitClock:
     def join(self, request: Request, now: float) -> None:
         """Record that a request starts to wait."""
         self._advance(now)
-        turn, priority = self._turn, request.spec.priority
-        if turn is not None and turn[:2] == (priority, request.tenant):
+        last, priority = self._last_by_share, request.spec.priority
+        if last is not None and last[:2] == (priority, request.tenant):
             # After a preemption it may be the earliest arrival of its tenant.
-            self._turn = (priority, request.tenant, min(turn[2], request.sequence))
-        request.place = place = self._free.pop() if self._free else self._new_place()
-        self._sequence[place] = request.sequence
-        self._level[place] = priority
-        self._counts[:, place] = 0
+            self._last_by_share = (priority, request.tenant, min(last[2], request.sequence))
+        request.wait_index = index = self._free.pop() if self._free else self._new_index()
+        self._sequence[index] = request.sequence
+        self._level[index] = priority
+        self._counts[:, index] = 0
         request.queue_mark = (now, tuple(self._spent_ns))
 
     def admit(self, request: Request, oldest: Request | None, now: float) -> Wait:
@@ -82,10 +82,10 @@ class WaitClock:
         """
         wait = self.leave(request, now)
         self._note_passed(request)
-        self._turn = None
+        self._last_by_share = None
         if oldest is not None:
             first = min(request.sequence, oldest.sequence)
-            self._turn = (request.spec.priority, request.tenant, first)
+            self._last_by_share = (request.spec.priority, request.tenant, first)
         return wait
 
     def leave(self, request: Request, now: float) -> Wait:
@@ -97,9 +97,9 @@ class WaitClock:
             raise ValueError(f"request {request.spec.key} does not wait")
         self._advance(now)
         since_s, (blocks_ns, slots_ns, budget_ns, fairness_ns) = mark
-        self._free.append(request.place)
+        self._free.append(request.wait_index)
         # The part of each reason that counts as FAIRNESS instead.
-        blocks, slots, budget, _, num_passed_by = self._counts[:, request.place].tolist()
+        blocks, slots, budget, _, num_passed_by = self._counts[:, request.wait_index].tolist()
         spent = self._spent_ns
         blocks_ns = spent[0] - blocks_ns - blocks
         slots_ns = spent[1] - slots_ns - slots
@@ -120,16 +120,16 @@ class WaitClock:
         another tenant are preferred, else the reason of the queue; None if the queue is not
         blocked.
         """
-        turn = self._turn
-        is_outrun = (
-            turn is not None and turn[0] == request.spec.priority and request.sequence < turn[2]
+        last = self._last_by_share
+        is_overtaken = (
+            last is not None and last[0] == request.spec.priority and request.sequence < last[2]
         )
-        return WaitReason.FAIRNESS if is_outrun and self.reason is not None else self.reason
+        return WaitReason.FAIRNESS if is_overtaken and self.reason is not None else self.reason
 
     def _note_passed(self, request: Request) -> None:
         """Record that this request overtook earlier ones."""
-        places = self._num_places
-        self._counts[4, :places] += self._sequence[:places] < request.sequence
+        num = self._num_indices
+        self._counts[4, :num] += self._sequence[:num] < request.sequence
 
     def _advance(self, now: float) -> None:
         """Add the time until `now` to the counters."""
@@ -142,17 +142,17 @@ class WaitClock:
             return
         index = self.reason - 1
         self._spent_ns[index] += ns
-        if self._turn is not None:
-            priority, _, first = self._turn
-            places = self._num_places
-            is_outrun = (self._level[:places] == priority) & (self._sequence[:places] < first)
-            self._counts[index, :places] += ns * is_outrun
+        if self._last_by_share is not None:
+            priority, _, first = self._last_by_share
+            num = self._num_indices
+            is_overtaken = (self._level[:num] == priority) & (self._sequence[:num] < first)
+            self._counts[index, :num] += ns * is_overtaken
 
-    def _new_place(self) -> int:
-        place = self._num_places
-        self._num_places += 1
-        if place == len(self._sequence):
+    def _new_index(self) -> int:
+        index = self._num_indices
+        self._num_indices += 1
+        if index == len(self._sequence):
             self._sequence = np.concatenate((self._sequence, np.zeros_like(self._sequence)))
             self._level = np.concatenate((self._level, np.zeros_like(self._level)))
             self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)), axis=1)
-        return place
+        return index

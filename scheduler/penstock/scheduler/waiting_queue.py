@@ -75,7 +75,7 @@ class WaitingQueue:
     def push(self, request: Request, now: float) -> None:
         """Add a request that waits and may be admitted."""
         self._join(request, now)
-        self._enter(request)
+        self._add_to_order(request)
 
     def hold(self, request: Request, leader_key: int, now: float) -> None:
         """Add a follower, which may not be admitted until `release_held(leader_key)` or until it
@@ -112,7 +112,7 @@ class WaitingQueue:
         """Add the followers of a leader, whose prompt is computed, to the order."""
         for request in self._held.pop(leader_key, ()):
             if request in self:
-                self._enter(request)
+                self._add_to_order(request)
 
     def replace_leader(self, leader_key: int) -> None:
         """Make the first follower the leader if the leader ended before its prompt was computed; a
@@ -120,10 +120,10 @@ class WaitingQueue:
         """
         followers = [held for held in self._held.pop(leader_key, ()) if held in self]
         if followers:
-            heir, *rest = followers
-            self._enter(heir)
+            leader, *rest = followers
+            self._add_to_order(leader)
             if rest:
-                self._held[heir.spec.key] = rest
+                self._held[leader.spec.key] = rest
 
     def _remove(self, request: Request) -> None:
         del self._members[request.spec.key]
@@ -222,7 +222,7 @@ class WaitingQueue:
         self._displacement.join(request)
         self.recheck(request, request.recheck_s)
 
-    def _enter(self, request: Request) -> None:
+    def _add_to_order(self, request: Request) -> None:
         request.ticket = next(self._tickets)
         self.version += 1
         self._sums.add(request, request.expiry_s)

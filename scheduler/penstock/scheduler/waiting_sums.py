@@ -55,7 +55,7 @@ class _TenantSums:
     def due_by(self, bucket: int) -> _Sum:
         """Return the sum of the requests due in `bucket` or earlier.
 
-        Fast for the last bucket, or without a deadline.
+        Takes constant time for the last bucket and for requests without a deadline.
         """
         if bucket >= self.last_due:
             return self.all
@@ -158,15 +158,15 @@ class WaitingSums:
         for priority, of_class in self._classes.items():
             if priority > spec.priority:
                 total.add(of_class.all)
-        mine = self._classes.get(spec.priority)
-        if mine is None:
+        own_class = self._classes.get(spec.priority)
+        if own_class is None:
             return _ahead(total)
         if not self._is_fair:
-            total.add(mine.all)
+            total.add(own_class.all)
             return _ahead(total)
         own, own_all, weight = _Sum(), _Sum(), self._weight_of(spec.tenant)
-        others_weight = mine.weight
-        of_tenant = mine.tenants.get(spec.tenant)
+        others_weight = own_class.weight
+        of_tenant = own_class.tenants.get(spec.tenant)
         if of_tenant is not None:
             own_all = of_tenant.all
             own = of_tenant.due_by(self._bucket(request, due_s))
@@ -175,7 +175,7 @@ class WaitingSums:
         if is_under_share:
             return _ahead(total)
         others = _Sum()
-        others.add(mine.all)
+        others.add(own_class.all)
         others.subtract(own_all)
         if others.num_prefill_tokens > 0:
             served = (own.num_prefill_tokens + num_prefill) * max(others_weight, 0.0) / weight

@@ -84,8 +84,8 @@ def usage_of(pid: int) -> UsageSample | None:
 
 
 def _stat_of(pid: int) -> tuple[bytes, list[bytes]] | None:
-    """Return the name of a process and the fields after it, from the state on; see
-    proc_pid_stat(5)."""
+    """Return the name of a process and the fields after it, from the state on, see
+    proc_pid_stat(5); None as in `entry_of`."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -20,7 +20,7 @@ from penstock.client import (
 )
 from penstock.client.batch import BatchResults, batch_width
 from penstock.client.errors import Failure
-from penstock.client.own_failures import client_closed
+from penstock.client.local_errors import client_closed
 
 
 def accepted(request_id: str = "r") -> Accepted:

@@ -61,7 +61,7 @@ def failed(key: int, code: int, *details: Any) -> pb.MultiplexResponse:
 def test_keys_are_never_used_twice() -> None:
     calls = requests_of_call()
     first, _ = submit(calls)
-    calls.leave(first)
+    calls.cancel(first)
 
     assert submit(calls)[0].key != first.key
 
@@ -113,11 +113,11 @@ def test_finished_is_the_end() -> None:
 def test_an_abandoned_request_may_end_once() -> None:
     calls = requests_of_call()
     opened, _ = submit(calls)
-    command = calls.leave(opened)
+    command = calls.cancel(opened)
 
     assert command is not None
     assert command.cancel.key == opened.key
-    assert calls.leave(opened) is None
+    assert calls.cancel(opened) is None
     calls.receive(tokens(opened, 0))
     calls.receive(finished(opened.key))
     with pytest.raises(StreamBroken, match=f"request {opened.key}"):
@@ -129,7 +129,7 @@ def test_the_reader_of_an_abandoned_request_gets_an_error() -> None:
     woken: list[bool] = []
     opened, _ = submit(calls, wake=lambda: woken.append(True))
     calls.receive(tokens(opened, 0))
-    calls.leave(opened)
+    calls.cancel(opened)
 
     assert woken == [True, True]
     with pytest.raises(CallCancelled):

@@ -24,7 +24,7 @@ from penstock.client import (
 )
 from penstock.client.channel import grpc_targets
 from penstock.client.errors import Failure, error_of
-from penstock.client.own_failures import client_closed, deadline_passed
+from penstock.client.local_errors import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, is_unanswered
 from penstock.client.retry import is_transient
 from penstock.client.service_config import check_service_config, default_service_config
@@ -137,8 +137,8 @@ def test_a_single_channel_is_always_taken() -> None:
 
 def test_the_backlog_is_bounded_and_served_in_order() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=1, max_waiting_calls=2))
-    assert admission.try_enter()
-    assert not admission.try_enter()
+    assert admission.try_admit()
+    assert not admission.try_admit()
     admission.enqueue("a")
     admission.enqueue("b")
 
@@ -147,21 +147,21 @@ def test_the_backlog_is_bounded_and_served_in_order() -> None:
 
     assert isinstance(caught.value, ResourceExhausted)
     assert not is_transient(caught.value)
-    assert [admission.leave(), admission.leave(), admission.leave()] == ["a", "b", None]
+    assert [admission.release(), admission.release(), admission.release()] == ["a", "b", None]
     assert admission.num_open == 0
 
 
 def test_no_request_overtakes_a_waiting_one() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=2))
-    assert admission.try_enter()
-    assert admission.try_enter()
+    assert admission.try_admit()
+    assert admission.try_admit()
     admission.enqueue("a")
-    assert admission.leave() == "a"
-    assert admission.leave() is None
+    assert admission.release() == "a"
+    assert admission.release() is None
 
     admission.enqueue("b")
 
-    assert not admission.try_enter()
+    assert not admission.try_admit()
 
 
 @given(
@@ -178,7 +178,7 @@ def test_the_number_of_admitted_calls_stays_within_the_limit(
     num_inside = 0
     for number, move in enumerate(moves):
         if move == "enter":
-            if admission.try_enter():
+            if admission.try_admit():
                 num_inside += 1
                 assert not waiting
             elif len(waiting) < max_waiting:
@@ -188,11 +188,11 @@ def test_the_number_of_admitted_calls_stays_within_the_limit(
                 with pytest.raises(BacklogFull):
                     admission.enqueue(number)
         elif move == "leave" and num_inside:
-            woken = admission.leave()
+            woken = admission.release()
             assert woken == (waiting.pop(0) if waiting else None)
             num_inside -= woken is None
         elif move == "give up" and waiting:
-            assert admission.try_give_up(waiting.pop())
+            assert admission.try_remove(waiting.pop())
         assert admission.num_open == num_inside <= limit
         assert admission.num_waiting == len(waiting)
 

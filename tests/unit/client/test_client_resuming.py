@@ -43,7 +43,7 @@ def recovery(grace_s: float = 10.0) -> tuple[Recovery, FakeClock]:
 def test_only_a_lost_stream_is_resumed(kind: type[PenstockError], is_resumed: bool) -> None:
     account, _ = recovery()
     delay_s = account.delay_after(failed(kind), request_id="r", next_sequence=4)
-    assert (delay_s is not None) is account.is_under_way is is_resumed
+    assert (delay_s is not None) is account.is_resuming is is_resumed
 
 
 def test_a_request_that_was_never_accepted_has_nothing_to_resume() -> None:
@@ -62,7 +62,7 @@ def test_delays_grow_until_the_grace_is_over_and_begin_again_with_the_next_loss(
         clock.now_s += delay_s
     assert delays == sorted(delays)
     assert sum(delays) <= 2.0 < sum(delays) + 1.0
-    assert not account.is_under_way
+    assert not account.is_resuming
     assert account.delay_after(error, request_id="r", next_sequence=5) == delays[0]
 
 

@@ -52,7 +52,7 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Return the logits after penalties, bias and barred stop tokens, computed
+        """Return the logits after penalties, bias and banned stop tokens, computed
         token by token.
         """
         logits = self.logits.astype(np.float64)

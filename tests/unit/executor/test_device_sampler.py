@@ -161,7 +161,7 @@ def test_a_wide_vocabulary_gives_the_host_sampler_s_tokens() -> None:
     )
 
 
-def test_stop_ids_are_barred_until_min_tokens() -> None:
+def test_stop_ids_are_banned_until_min_tokens() -> None:
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[[10, 11, 12]] = [30, 20, 10]
     cases = [

@@ -14,7 +14,7 @@ from penstock.executor.torch.cuda.kernels import glue
 from penstock.executor.torch.cuda.page_attention import Chunks
 from penstock.executor.torch.cuda.row_math import Product, RowMath
 from penstock.executor.torch.cuda.scratch import Scratch
-from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
+from penstock.executor.torch.cuda.step_projection import StepProjection, project_row
 from penstock.executor.torch.cuda.tiles import BUCKETS, MAX_LONG_ROWS
 from penstock.executor.torch.cuda.wide_weights import WeightWidener, with_wide_memory
 from penstock.executor.torch.fused_weights import LayerWeights, Projection
@@ -160,7 +160,7 @@ def test_a_projection_of_few_rows(shape: tuple[int, int], rows: int) -> None:
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
     x = torch.randn((rows, shape[1]), generator=generator).to(dtype).to(DEVICE)
-    projection = SmallProjection(dtype=dtype, device=DEVICE)
+    projection = StepProjection(dtype=dtype, device=DEVICE)
     projection._parts.fill_(float("nan"))
     found = torch.full((rows, shape[0]), float("nan"), device=DEVICE).to(dtype)
 
@@ -248,7 +248,9 @@ def test_a_layer_in_eight_bits_is_near_the_same_in_float(rows: int, has_bias: bo
         dtype = BF16 if is_fp8 else torch.float32
         math = RowMath(hidden=hidden, eps=1e-5, dtype=dtype, device=DEVICE, is_fp8=is_fp8)
         x, scratch = residual.to(dtype), Scratch(DEVICE)
-        whole = math.whole(math.project(scratch, math.rows(scratch, x), first, "first"))
+        whole = math.apply_scales(
+            math.project(scratch, math.projection_input(scratch, x), first, "first")
+        )
         normed = math.norm(scratch, Product(whole, None, first), x, weight.to(dtype))
         activated = math.activate(scratch, math.project(scratch, normed, gate_up, "gate up"))
         added = math.project(scratch, activated, down, "added")
@@ -272,7 +274,7 @@ def test_weights_in_eight_bits_are_widened(rows: int, quantization: str) -> None
     values, scale = quantise(weight, quantization)
     exact = values.float() * scale[:, None]
     wide = torch.full(shape, float("nan"), device=DEVICE).to(dtype)
-    small = SmallProjection(dtype=dtype, device=DEVICE)
+    small = StepProjection(dtype=dtype, device=DEVICE)
     out = torch.full((rows, shape[0]), float("nan"), device=DEVICE).to(dtype)
 
     found = small.project(x, Projection(weight=values, bias=bias, scale=scale, wide=wide), out)
@@ -363,8 +365,8 @@ def test_a_row_that_is_not_finite_affects_no_other_row_in_eight_bits() -> None:
     projection = Projection(weight=values, bias=None, scale=scale)
     scratch = Scratch(DEVICE)
 
-    rows = math.rows(scratch, x.bfloat16())
-    found = math.whole(math.project(scratch, rows, projection, "whole"))
+    rows = math.projection_input(scratch, x.bfloat16())
+    found = math.apply_scales(math.project(scratch, rows, projection, "whole"))
 
     assert found[0].isfinite().all()
     assert not found[1].isfinite().all()

@@ -22,7 +22,7 @@ from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import read_module_tree
-from penstock.executor.torch.prepacked_linear import uses_own_bf16
+from penstock.executor.torch.prepacked_linear import uses_compiled_bf16
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.batches import batch_of
@@ -55,7 +55,7 @@ def test_the_same_bits_as_operator_by_operator(
     name: str, is_int8: bool, num_threads: int, instructions: str, tmp_path: Path
 ) -> None:
     kernels = load(instructions)
-    if not (is_int8 or uses_own_bf16(kernels)):
+    if not (is_int8 or uses_compiled_bf16(kernels)):
         pytest.skip("its products are oneDNN's")
     config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype="bfloat16")
     before = torch.get_num_threads()
@@ -74,7 +74,7 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
     name: str, instructions: str, tmp_path: Path
 ) -> None:
     kernels = load(instructions)
-    if not uses_own_bf16(kernels):
+    if not uses_compiled_bf16(kernels):
         pytest.skip("its products are oneDNN's")
     folder = save_tiny_model(name, tmp_path, dtype=torch.bfloat16)
 

@@ -55,14 +55,14 @@ def test_blocks_of_cached_tokens_are_sent_to_the_block_table_of_the_device(
     """
     rows = staging().stage_packed(batch, tokens_per_tile=4, table_width=11)
 
-    assert rows.known_places.tolist() == [0, 1]
-    assert rows.known_blocks.tolist() == [7, 8]
+    assert rows.table_places.tolist() == [0, 1]
+    assert rows.table_blocks.tolist() == [7, 8]
     batch.arrays.block_table[1] = batch.arrays.block_table[0]
     other = batch_of(batch.arrays, [(2, 6, 1), (1, 8, 7)])
 
     rows = staging().stage_packed(other, tokens_per_tile=4, table_width=11)
 
-    assert rows.known_places.tolist() == [11, 12]
+    assert rows.table_places.tolist() == [11, 12]
 
 
 def test_a_decode_known_to_the_host_is_sent_and_padding_is_scratch(batch: Batch) -> None:
@@ -121,7 +121,7 @@ def test_the_largest_step_allocates_no_pinned_memory(
 
     assert queue.num_allocated - num_before == int(is_short)
     assert rows.num_tokens == num_tokens
-    assert len(rows.known_blocks) == num_chunks * past // block_size
+    assert len(rows.table_blocks) == num_chunks * past // block_size
 
 
 def test_flags_of_a_usual_step_allocate_no_pinned_memory() -> None:

@@ -110,9 +110,9 @@ def test_without_stop_ids_a_request_runs_to_its_length() -> None:
 
 
 def test_a_vocabulary_of_only_stop_ids_still_generates_tokens() -> None:
-    barred = np.array([[0], [1]], dtype=np.int32)
+    banned = np.array([[0], [1]], dtype=np.int32)
 
-    tokens = tokens_at(np.array([5], dtype=np.uint64), np.array([3]), 2, barred)
+    tokens = tokens_at(np.array([5], dtype=np.uint64), np.array([3]), 2, banned)
 
     assert tokens[0] in (0, 1)
 

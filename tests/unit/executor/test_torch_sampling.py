@@ -109,7 +109,7 @@ def test_all_ties_at_the_threshold_are_kept(top_k: int) -> None:
     assert run(cases).tokens.tolist() == [case.expected() for case in cases]
 
 
-def test_stop_ids_are_barred_until_min_tokens() -> None:
+def test_stop_ids_are_banned_until_min_tokens() -> None:
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[[10, 11, 12]] = [30, 20, 10]
     cases = [
@@ -155,7 +155,7 @@ def test_a_poisoned_row_is_identified(poison: float, sampling: SamplingParams) -
     assert sampled.tokens[[0, 2]].tolist() == [case.expected() for case in good]
 
 
-def test_all_tokens_barred_is_distinguished() -> None:
+def test_all_tokens_banned_is_distinguished() -> None:
     nothing = np.full(VOCAB, -np.inf, dtype=np.float32)
 
     assert run([Case(GREEDY), Case(GREEDY, logits=nothing)]).is_good.tolist() == [True, False]

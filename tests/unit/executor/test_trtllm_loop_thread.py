@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 def test_a_blocking_call_runs_outside_the_loop() -> None:
@@ -16,13 +16,13 @@ def test_a_blocking_call_runs_outside_the_loop() -> None:
     release = threading.Event()
 
     async def both() -> tuple[str, bool]:
-        blocked = asyncio.ensure_future(in_worker(lambda: release.wait(PATIENCE_S), "blocked"))
+        blocked = asyncio.ensure_future(in_worker(lambda: release.wait(TEST_TIMEOUT_S), "blocked"))
         await asyncio.sleep(0)
         release.set()
         return threading.current_thread().name, await blocked
 
-    assert thread.run(both(), PATIENCE_S) == ("test loop", True)
-    thread.stop(PATIENCE_S)
+    assert thread.run(both(), TEST_TIMEOUT_S) == ("test loop", True)
+    thread.stop(TEST_TIMEOUT_S)
     thread.post(lambda: None)
 
 
@@ -33,12 +33,12 @@ def test_a_worker_passes_its_exception_on() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError, match="x"):
-        thread.run(in_worker(fail, "failing"), PATIENCE_S)
-    thread.stop(PATIENCE_S)
+        thread.run(in_worker(fail, "failing"), TEST_TIMEOUT_S)
+    thread.stop(TEST_TIMEOUT_S)
 
 
 def test_waiting_for_the_loop_is_bounded() -> None:
     thread = LoopThread("test loop")
     with pytest.raises(TimeoutError):
-        thread.run(asyncio.sleep(PATIENCE_S), 0.01)
-    thread.stop(PATIENCE_S)
+        thread.run(asyncio.sleep(TEST_TIMEOUT_S), 0.01)
+    thread.stop(TEST_TIMEOUT_S)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.trtllm.package import forget_mpi_job, load_package
+from penstock.executor.trtllm.package import load_package, remove_mpi_variables
 from penstock.executor.unavailable import ExecutorUnavailable
 from unit.executor.trtllm_recorder import recording_package
 
@@ -208,7 +208,7 @@ def test_variables_of_an_mpi_job_are_removed_and_tuning_variables_are_kept() -> 
     }
     environment = {**job, **kept}
 
-    forget_mpi_job(environment)
+    remove_mpi_variables(environment)
 
     assert environment == kept
 

@@ -107,7 +107,7 @@ def test_releasing_after_the_end_in_the_engine_needs_no_abort() -> None:
     account.on_end(done)
 
     assert not account.release(done)
-    assert account.num_leaving_blocks == 0
+    assert account.num_aborted_blocks == 0
 
 
 # Audit
@@ -115,7 +115,7 @@ def test_releasing_after_the_end_in_the_engine_needs_no_abort() -> None:
 
 def test_an_engine_that_holds_what_the_mirror_holds_does_not_drift() -> None:
     audit = PageAudit()
-    audit.note_mirror(5, 1.0)
+    audit.record_expected(5, 1.0)
 
     assert audit.check(5) == 0
     assert (audit.num_checks, audit.num_drifts) == (1, 0)
@@ -125,17 +125,17 @@ def test_an_engine_that_holds_what_the_mirror_holds_does_not_drift() -> None:
 def test_the_engines_page_count_may_be_as_old_as_the_window(held: int, drift: int) -> None:
     audit = PageAudit()
     for at_s, num_blocks in ((0.0, 3), (1.0, 10), (2.0, 6)):
-        audit.note_mirror(num_blocks, at_s, slack_blocks=2)
+        audit.record_expected(num_blocks, at_s, slack_blocks=2)
 
     assert audit.check(held) == drift
 
 
 def test_page_counts_before_the_window_do_not_explain_a_drift() -> None:
     audit = PageAudit()
-    audit.note_mirror(50, 0.0)
-    audit.note_mirror(10, 1.0)
-    audit.note_mirror(11, 10.0)
-    audit.note_mirror(12, 11.0)
+    audit.record_expected(50, 0.0)
+    audit.record_expected(10, 1.0)
+    audit.record_expected(11, 10.0)
+    audit.record_expected(12, 11.0)
 
     assert audit.check(50) == 38
     assert audit.check(4) == -6
@@ -145,8 +145,8 @@ def test_page_counts_before_the_window_do_not_explain_a_drift() -> None:
 
 def test_the_page_count_at_the_start_of_the_window_counts() -> None:
     audit = PageAudit()
-    audit.note_mirror(7, 0.0)
-    audit.note_mirror(9, 100.0)
+    audit.record_expected(7, 0.0)
+    audit.record_expected(9, 100.0)
 
     # From 98 to 100 seconds it held 7.
     assert audit.check(7) == 0

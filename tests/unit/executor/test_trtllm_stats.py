@@ -13,7 +13,7 @@ import pytest
 
 from penstock.executor.trtllm.page_audit import PageAudit
 from penstock.executor.trtllm.stats import EngineStats, StatsPoller, read_stats
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ async def test_the_poller_revives_what_ended_while_requests_are_inside(
     task = asyncio.ensure_future(poller.run())
     poller.on_submit()
     # One submission, and the iterator ends after each iteration.
-    assert [await asyncio.wait_for(noted.get(), PATIENCE_S) for _ in range(3)] == [1, 3, 5]
+    assert [await asyncio.wait_for(noted.get(), TEST_TIMEOUT_S) for _ in range(3)] == [1, 3, 5]
     assert revived[:4] == [1, 2, 3, 4]
     is_busy = False
     for _ in range(50):
@@ -103,7 +103,7 @@ async def test_statistics_that_block_their_caller_are_fetched_on_another_thread(
 
         def get_stats(self, timeout: float | None = 2) -> list[Any]:
             threads.add(threading.current_thread().name)
-            assert released.wait(PATIENCE_S)
+            assert released.wait(TEST_TIMEOUT_S)
             return [iteration(3), json.dumps(iteration(4))]
 
     noted = asyncio.Queue[int]()
@@ -115,7 +115,7 @@ async def test_statistics_that_block_their_caller_are_fetched_on_another_thread(
         await asyncio.sleep(0)
     # The loop turned meanwhile.
     released.set()
-    assert [await asyncio.wait_for(noted.get(), PATIENCE_S) for _ in range(2)] == [3, 4]
+    assert [await asyncio.wait_for(noted.get(), TEST_TIMEOUT_S) for _ in range(2)] == [3, 4]
     assert threads == {"trtllm statistics"}
     task.cancel()
 

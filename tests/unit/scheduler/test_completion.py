@@ -161,15 +161,15 @@ def test_outputs_of_a_new_tenant_are_not_predicted_from_another_tenant() -> None
 
 def test_the_allowance_of_a_new_tenant_is_refilled() -> None:
     exploration = Exploration()
-    assert sum(exploration.takes_new("a", 15, 5.0) for _ in range(100)) == 16
-    assert 4 <= sum(exploration.takes_new("a", 15, 25.0) for _ in range(100)) <= 5
-    assert not exploration.takes_new("b", 16, 25.0)
+    assert sum(exploration.explores_new_tenant("a", 15, 5.0) for _ in range(100)) == 16
+    assert 4 <= sum(exploration.explores_new_tenant("a", 15, 25.0) for _ in range(100)) <= 5
+    assert not exploration.explores_new_tenant("b", 16, 25.0)
 
 
 def test_the_number_of_new_tenants_admitted_without_prediction_is_limited() -> None:
     exploration = Exploration()
-    assert sum(exploration.takes_new(str(index), 0, 5.0) for index in range(1000)) == 64
-    assert exploration.takes_new("late", 0, 10.0)
+    assert sum(exploration.explores_new_tenant(str(index), 0, 5.0) for index in range(1000)) == 64
+    assert exploration.explores_new_tenant("late", 0, 10.0)
 
 
 def test_a_request_of_a_new_tenant_runs_until_its_deadline() -> None:
@@ -226,12 +226,12 @@ def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
 
 def test_the_chance_that_prompts_lose_to_others_is_bounded() -> None:
     credit = PrefillCredit()
-    assert credit.least_share(100, 0.0) == pytest.approx(0.94)
+    assert credit.min_share(100, 0.0) == pytest.approx(0.94)
     credit.note(1000, 1.0, 0.0)
-    assert credit.least_share(100, 0.0) == pytest.approx(0.34), "60 tokens may be lost"
+    assert credit.min_share(100, 0.0) == pytest.approx(0.34), "60 tokens may be lost"
     credit.note(100, 0.4, 0.0)
-    assert credit.least_share(100, 0.0) == pytest.approx(0.88, abs=0.01)
-    assert credit.least_share(100, 600.0) == pytest.approx(0.94, abs=0.01)
+    assert credit.min_share(100, 0.0) == pytest.approx(0.88, abs=0.01)
+    assert credit.min_share(100, 600.0) == pytest.approx(0.94, abs=0.01)
 
 
 def test_predicted_times_are_corrected_by_those_of_recent_requests() -> None:

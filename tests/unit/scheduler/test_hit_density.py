@@ -19,8 +19,8 @@ def test_age_bins_are_half_octaves() -> None:
 
 def test_a_value_is_the_best_rate_until_any_age() -> None:
     density = HitDensity(2, half_life=1000)
-    density.begin(1, 4)
-    density.hit(1, 20, 2)
+    density.note_unused(1, 4)
+    density.note_hit(1, 20, 2)
     density.refit()
     # Bins of 16, 8 and 8 turns with 4, 4 and then 2 blocks, each counted at both ends of a bin.
     until_20 = 2 / (2 * 4 * 16 + (4 + 2) * 8)
@@ -32,11 +32,11 @@ def test_a_value_is_the_best_rate_until_any_age() -> None:
 
 def test_old_hits_lose_weight() -> None:
     density = HitDensity(1, half_life=10)
-    density.begin(0, 100)
-    density.hit(0, 0, 100)
+    density.note_unused(0, 100)
+    density.note_hit(0, 0, 100)
     density.refit()
     first = density.table[0][0]
-    density.begin(0, 100)
+    density.note_unused(0, 100)
     for _ in range(8):
         density.refit()
     assert 0.0 < density.table[0][0] < first

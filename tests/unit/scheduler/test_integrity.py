@@ -172,7 +172,7 @@ def age_order(pool: BlockPool) -> None:
 
 
 def rejuvenate(pool: BlockPool) -> None:
-    pool._cached.order.num_turns = 1
+    pool._cached.order.num_ticks = 1
 
 
 def misplace_segment(pool: BlockPool) -> None:

@@ -32,8 +32,8 @@ def test_replayed_tokens_are_output() -> None:
 
 
 def test_a_minimum_bars_stop_ids_where_there_are_any() -> None:
-    assert make_spec(1, min_tokens=3, stop_ids=(9,)).num_barred_tokens == 3
-    assert make_spec(1, min_tokens=4, max_tokens=4).num_barred_tokens == 0
+    assert make_spec(1, min_tokens=3, stop_ids=(9,)).num_stop_banned_tokens == 3
+    assert make_spec(1, min_tokens=4, max_tokens=4).num_stop_banned_tokens == 0
 
 
 def test_an_illegal_event_changes_nothing() -> None:

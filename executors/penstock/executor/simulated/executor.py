@@ -51,7 +51,7 @@ class SimulatedExecutor:
     """An `Executor` without a model. `pacer`: a clock that overrides `config.simulated.pace`, such
     as a VirtualClock.
 
-    The constructor raises ValueError for a cache of less than a block, or for NO_TOKENS or
+    The constructor raises ValueError for a cache smaller than one block, or for NO_TOKENS or
     EXTRA_TOKENS faults with pipeline depth 2; OSError if `model_path` is given and its config.json
     cannot be read. `launch` and `collect` raise ExecutorDied once the executor is closed or dead,
     DeviceCheckError (strict mode) for a batch that a real device would compute wrongly, and
@@ -65,7 +65,7 @@ class SimulatedExecutor:
         counted = COUNT_FAULTS & {fault.kind for fault in self._config.faults}
         if counted and self._info.pipeline_depth > 1:
             raise ValueError(f"pipeline_depth must be 1 for faults of kind {sorted(counted)}")
-        self._is_free_of_cost = pacer is None and self._config.pace is SimulatedPace.IMMEDIATE
+        self._is_immediate = pacer is None and self._config.pace is SimulatedPace.IMMEDIATE
         self._pacer: Pacer = pacer or RealTime()
         self._script = FaultScript(self._config.faults)
         self._shadow = ShadowMemory(self._info) if self._config.is_strict else None
@@ -73,7 +73,7 @@ class SimulatedExecutor:
         self._num_launched = 0
         self._device_free_s = 0.0
         self._closed = threading.Event()
-        self._cause_of_death = ""
+        self._fatal_error = ""
         num_slots = self._info.max_num_seqs
         self._origins = np.zeros(num_slots, dtype=np.uint64)
         self._stop_positions = np.full(num_slots, NEVER, dtype=np.int64)
@@ -102,7 +102,7 @@ class SimulatedExecutor:
         if self._shadow is not None:
             self._shadow.check(batch)
             self._shadow.write(batch.arrays, batch.slots, batch.starts, batch.num_tokens)
-        faults, result = self._settle(batch)
+        faults, result = self._compute(batch)
         self._launched.append(
             _LaunchedStep(result=result, finish_s=self._schedule_step(batch, faults), faults=faults)
         )
@@ -127,11 +127,11 @@ class SimulatedExecutor:
     def _require_alive(self) -> None:
         if self._closed.is_set():
             raise ExecutorDied("the executor is closed")
-        if self._cause_of_death:
-            raise ExecutorDied(self._cause_of_death)
+        if self._fatal_error:
+            raise ExecutorDied(self._fatal_error)
 
     def _raise_died(self, cause: str) -> NoReturn:
-        self._cause_of_death = cause
+        self._fatal_error = cause
         raise ExecutorDied(cause)
 
     def _inject(self, fault: Fault) -> None:
@@ -171,7 +171,7 @@ class SimulatedExecutor:
         """
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
         # A step without rows only releases slots.
-        is_free = self._is_free_of_cost or not batch.num_rows
+        is_free = self._is_immediate or not batch.num_rows
         cost_s = 0.0 if is_free else self._cost_s(batch)
         self._device_free_s = max(self._device_free_s, self._pacer()) + cost_s + slow_s
         return self._device_free_s
@@ -183,23 +183,23 @@ class SimulatedExecutor:
             num_context_tokens=int((batch.starts + batch.num_tokens).sum()),
         )
 
-    def _settle(self, batch: Batch) -> tuple[list[Fault], StepResult]:
+    def _compute(self, batch: Batch) -> tuple[list[Fault], StepResult]:
         slots = batch.sampled_slots
         is_usual = not (
             self._special_slots or self._failures or self._raising or self._shadow is not None
         )
-        if is_usual and self._script.is_over:
-            return [], self._plain_answer(batch)
+        if is_usual and self._script.is_exhausted:
+            return [], self._plain_result(batch)
         faults: list[Fault] = []
         counts = np.ones(self._info.max_num_seqs, dtype=np.int32)
-        if not self._script.is_over:
+        if not self._script.is_exhausted:
             indices = _ends(batch, slots) - batch.arrays.num_prompt[slots]
             faults, of_rows = self._script.fire(self._num_launched, slots, indices)
             for row, row_faults in of_rows.items():
                 for fault in row_faults:
                     self._fail_slot(fault, int(slots[row]), counts)
         return faults, run_isolated(
-            batch, lambda part: self._run_part(part, counts), _only_scripted
+            batch, lambda part: self._run_part(part, counts), _reraise_unscripted
         )
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
@@ -217,14 +217,14 @@ class SimulatedExecutor:
         if failures:
             slots = slots[~np.isin(slots, [failure.slot for failure in failures])]
         positions = _ends(batch, slots).astype(np.int64)
-        return self._answer(batch, slots, positions, counts[slots], failures)
+        return self._result(batch, slots, positions, counts[slots], failures)
 
     def _is_special(self, spec: RequestSpec) -> bool:
         sampling = spec.sampling
         return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
-    def _plain_answer(self, batch: Batch) -> StepResult:
-        """Return the same result as `_answer`, faster, for a batch whose sampled slots all get one
+    def _plain_result(self, batch: Batch) -> StepResult:
+        """Return the same result as `_result`, faster, for a batch whose sampled slots all get one
         hashed token.
         """
         slots = batch.sampled_slots
@@ -247,7 +247,7 @@ class SimulatedExecutor:
             case _:
                 pass  # A fault of the whole executor: `_inject` handles it.
 
-    def _answer(
+    def _result(
         self,
         batch: Batch,
         slots: NDArray[np.int32],
@@ -295,24 +295,24 @@ class SimulatedExecutor:
 
     def _prompt_logprobs(self, batch: Batch) -> tuple[tuple[int, int, TokenLogprobs], ...]:
         arrays = batch.arrays
-        asks = arrays.num_prompt_logprobs[batch.slots] >= 0
-        answers: list[tuple[int, int, TokenLogprobs]] = []
-        for row in np.flatnonzero(asks & (batch.starts + 1 < arrays.num_prompt[batch.slots])):
+        is_requested = arrays.num_prompt_logprobs[batch.slots] >= 0
+        found: list[tuple[int, int, TokenLogprobs]] = []
+        for row in np.flatnonzero(
+            is_requested & (batch.starts + 1 < arrays.num_prompt[batch.slots])
+        ):
             slot, first = int(batch.slots[row]), int(batch.starts[row]) + 1
             end = min(first + int(batch.num_tokens[row]), int(arrays.num_prompt[slot]))
             tokens = arrays.token_ids[slot, first:end].copy()
             num_top = int(arrays.num_prompt_logprobs[slot])
-            answers.append(
-                (slot, first, simulated_logprobs(tokens, num_top, self._info.vocab_size))
-            )
-        return tuple(answers)
+            found.append((slot, first, simulated_logprobs(tokens, num_top, self._info.vocab_size)))
+        return tuple(found)
 
 
 class _ScriptedError(Exception):
-    """The error that a step raises because of one of its requests."""
+    """The error that a step raises because of a STEP_RAISES fault."""
 
 
-def _only_scripted(error: Exception) -> None:
+def _reraise_unscripted(error: Exception) -> None:
     """Raise `error` again unless it is scripted; a scripted error needs no cleanup."""
     if not isinstance(error, _ScriptedError):
         raise error

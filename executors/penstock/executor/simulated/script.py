@@ -20,12 +20,12 @@ class FaultScript:
         self._times_left = [fault.max_times for fault in faults]
         self._ordinals: dict[int, int] = {}
         self._max_ordinal = max((fault.at_request or 0 for fault in faults), default=0)
-        self._suspects = {fault.at_prompt_token for fault in faults} - {None}
+        self._trigger_ids = {fault.at_prompt_token for fault in faults} - {None}
         self._keys: dict[int, int] = {}
-        self._suspects_by_slot: dict[int, frozenset[int]] = {}
+        self._trigger_ids_by_slot: dict[int, frozenset[int]] = {}
 
     @property
-    def is_over(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True when no fault can fire any longer."""
         return not any(self._times_left)
 
@@ -38,12 +38,12 @@ class FaultScript:
         if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:
             self._ordinals[key] = len(self._ordinals) + 1
         self._keys[request.slot] = key
-        if self._suspects:
+        if self._trigger_ids:
             # Exclude replayed output: tokens that a model generated are not a poisoned prompt.
             prompt = request.spec.prompt_ids[: request.spec.num_original_prompt_tokens]
-            self._suspects_by_slot[request.slot] = frozenset(
+            self._trigger_ids_by_slot[request.slot] = frozenset(
                 token
-                for token in self._suspects
+                for token in self._trigger_ids
                 if token is not None and bool((prompt == token).any())
             )
 
@@ -83,6 +83,7 @@ class FaultScript:
             ordinal = self._ordinals.get(self._keys.get(slot, 0))
             if ordinal != fault.at_request:
                 return False
-        return fault.at_prompt_token is None or fault.at_prompt_token in self._suspects_by_slot.get(
-            slot, frozenset()
+        return (
+            fault.at_prompt_token is None
+            or fault.at_prompt_token in self._trigger_ids_by_slot.get(slot, frozenset())
         )

@@ -26,9 +26,9 @@ class ShadowMemory:
     """The entries written into each block, and the tokens of each slot. Methods raise
     DeviceCheckError for an invalid slot, row or block.
 
-    `_written` uint64 [num_blocks, block_size]: the entry at each place, 0 if none was written. Per
-    slot: `_tokens` has its token ids, `_num_known` their number, and `_prefixes` uint64 the
-    expected entry at each position.
+    `_written` uint64 [num_blocks, block_size]: the entry at each offset of each block, 0 if none
+    was written. Per slot: `_tokens` has its token ids, `_num_tokens` their number, and `_prefixes`
+    uint64 the expected entry at each position.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:
@@ -37,19 +37,19 @@ class ShadowMemory:
         shape = (info.max_num_seqs, info.max_seq_len)
         self._tokens = np.zeros(shape, dtype=np.int32)
         self._prefixes = np.zeros(shape, dtype=np.uint64)
-        self._num_known = np.zeros(info.max_num_seqs, dtype=np.int32)
+        self._num_tokens = np.zeros(info.max_num_seqs, dtype=np.int32)
         self._is_live = np.zeros(info.max_num_seqs, dtype=np.bool_)
         self._roots = np.zeros(info.max_num_seqs, dtype=np.uint64)
 
-    def num_known(self, slot: int) -> int:
+    def num_tokens(self, slot: int) -> int:
         """Return the number of the slot's tokens that the device has, including sampled tokens."""
-        return int(self._num_known[slot])
+        return int(self._num_tokens[slot])
 
     def release(self, slot: int) -> None:
         """Clear the record of a slot; its blocks keep their content."""
         _require(bool(self._is_live[slot]), f"slot {slot} is released but was not assigned")
         self._is_live[slot] = False
-        self._num_known[slot] = 0
+        self._num_tokens[slot] = 0
 
     def admit(self, request: Request, arrays: SlotArrays) -> None:
         """Copy a new slot's tokens from `arrays`, which must start with the request's prompt."""
@@ -71,14 +71,14 @@ class ShadowMemory:
 
     def append(self, slot: int, tokens: NDArray[np.int32]) -> None:
         """Add `tokens` [n] to a slot, and compute their expected entries."""
-        first, end = int(self._num_known[slot]), int(self._num_known[slot]) + len(tokens)
+        first, end = int(self._num_tokens[slot]), int(self._num_tokens[slot]) + len(tokens)
         self._tokens[slot, first:end] = tokens
         positions = np.arange(first, end, dtype=np.uint64)
         entries = mix64((tokens.astype(np.uint64) << np.uint64(32)) + positions + np.uint64(1))
         before = self._prefixes[slot, first - 1] if first else self._roots[slot]
         # A wrapping sum of hashed (token, position) pairs, which identifies the prefix.
         self._prefixes[slot, first:end] = before + np.cumsum(entries, dtype=np.uint64)
-        self._num_known[slot] = end
+        self._num_tokens[slot] = end
 
     def check(self, batch: Batch) -> None:
         """Raise DeviceCheckError unless the batch is well-formed and every row reads only entries
@@ -99,7 +99,7 @@ class ShadowMemory:
             slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True
         ):
             self._check_row(batch.arrays, slot, start, start + count)
-        is_end = batch.starts + batch.num_tokens >= self._num_known[slots]
+        is_end = batch.starts + batch.num_tokens >= self._num_tokens[slots]
         _require(
             np.array_equal(slots[is_end], batch.sampled_slots),
             f"sampled_slots {batch.sampled_slots.tolist()} are not the rows that end what is "
@@ -112,12 +112,12 @@ class ShadowMemory:
         # A row may start one position past the known tokens: one that was launched before the
         # request's failure in the previous step was reported.
         _require(
-            0 <= start < end <= min(info.max_seq_len, self.num_known(slot) + 1),
-            f"slot {slot}: positions {start}..{end - 1} with {self.num_known(slot)} known tokens",
+            0 <= start < end <= min(info.max_seq_len, self.num_tokens(slot) + 1),
+            f"slot {slot}: positions {start}..{end - 1} with {self.num_tokens(slot)} known tokens",
         )
         count = int(arrays.num_tokens[slot])
         _require(
-            count <= self.num_known(slot)
+            count <= self.num_tokens(slot)
             and np.array_equal(arrays.token_ids[slot, :count], self._tokens[slot, :count]),
             f"slot {slot}: its tokens differ from those on the device",
         )
@@ -148,7 +148,7 @@ class ShadowMemory:
         counts: NDArray[np.int32],
     ) -> None:
         """Write `counts` [m] entries from `starts` [m] on, for m slots, at most up to each slot's
-        last known token.
+        last token.
 
         Raises DeviceCheckError when two entries go to the same place.
         """
@@ -157,7 +157,7 @@ class ShadowMemory:
         for slot, start, count in zip(
             slots.tolist(), starts.tolist(), counts.tolist(), strict=True
         ):
-            end = min(start + count, self.num_known(slot))
+            end = min(start + count, self.num_tokens(slot))
             positions = np.arange(start, end, dtype=np.int64)
             blocks = arrays.block_table[slot, positions // size]
             offsets = positions % size

@@ -42,23 +42,23 @@ def tokens_at(
     origins: NDArray[np.uint64],
     positions: NDArray[np.int64] | NDArray[np.int32],
     vocab_size: int,
-    barred: NDArray[np.int32] | None = None,
+    banned: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
     """Return tokens int32 [m] at absolute `positions` [m] of the generations with `origins` [m],
-    without the barred tokens.
+    without the banned tokens.
 
-    `barred` int32 [k, m]: column i has the barred ids of generation i, -1 where unused. A barred
-    token is replaced by the next id that is not barred.
+    `banned` int32 [k, m]: column i has the banned ids of generation i, -1 where unused. A banned
+    token is replaced by the next id that is not banned.
     """
     hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
     tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
-    if barred is None:
+    if banned is None:
         return tokens
     for _ in range(MAX_STOP_IDS):
-        is_barred = (barred == tokens).any(axis=0)
-        if not is_barred.any():
+        is_banned = (banned == tokens).any(axis=0)
+        if not is_banned.any():
             break
-        tokens[is_barred] = (tokens[is_barred] + 1) % vocab_size
+        tokens[is_banned] = (tokens[is_banned] + 1) % vocab_size
     return tokens
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.executor.torch.errors import UnsupportedModel
 
-_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def read_architecture(config: Any) -> Architecture:
     if getattr(config, "use_bidirectional_attention", None):
         raise UnsupportedModel(f"{name} attends in both directions")
     layer_types: list[str] = list(getattr(config, "layer_types", None) or ())
-    unknown = sorted(set(layer_types) - _KNOWN_LAYERS)
+    unknown = sorted(set(layer_types) - _SUPPORTED_LAYERS)
     if unknown:
         raise UnsupportedModel(f"{name} has layers that are not attention over pages: {unknown}")
     if getattr(config, "num_kv_shared_layers", 0):

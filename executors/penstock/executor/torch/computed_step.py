@@ -1,4 +1,4 @@
-"""Computes a step: the forward, the sampled tokens, and the log probabilities of prompts."""
+"""Computes a step: the forward pass, the sampled tokens, and the log probabilities of prompts."""
 
 from dataclasses import dataclass
 
@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_logprobs, prompt_rows
 from penstock.executor.torch.sampler import Sampled, sample
 from penstock.executor.torch.slot_rules import SlotRules
-from penstock.executor.torch.step_forward import Forwarded, StepForward
+from penstock.executor.torch.step_forward import ForwardResult, StepForward
 from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComputedStep:
-    """The results of one step. `forwarded`: the result of the forward. `sampled`: the sampled
+    """The results of one step. `forwarded`: the result of the forward pass. `sampled`: the sampled
     tokens, aligned with the batch's `sampled_slots`. `prompt_logprobs`: see `StepResult`.
     """
 
-    forwarded: Forwarded
+    forwarded: ForwardResult
     sampled: Sampled
     prompt_logprobs: list[tuple[int, int, TokenLogprobs]]
 
 
 def compute_step(forward: StepForward, batch: Batch, rules: SlotRules) -> ComputedStep:
-    """Run the forward of a batch with at least one row, sample a token for each of its
+    """Run the forward pass of a batch with at least one row, sample a token for each of its
     `sampled_slots`, and compute the requested log probabilities of prompt tokens.
     """
     sampled_rows = rows_of(batch, batch.sampled_slots)

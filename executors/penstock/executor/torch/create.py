@@ -37,10 +37,10 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     except NotFused as reason:
         _reject_eight_bit(config, reason)
         logger.warning("the eager path serves this model: %s", reason)
-        is_whole = not isinstance(reason, WeightsReleased)
+        has_weights = not isinstance(reason, WeightsReleased)
     # Outside the `except` block, so that the exception, whose frames hold the attempt's tensors, is
     # released first.
-    return TorchExecutor(config, model if is_whole else None)
+    return TorchExecutor(config, model if has_weights else None)
 
 
 def _reject_eight_bit(config: ExecutorConfig, reason: NotFused) -> None:

@@ -1,7 +1,7 @@
 """A linear layer with an 8-bit weight and one scale per output channel.
 
-Used only while a model loads: its forward converts the weight on each call, so that the load checks
-need memory for only one weight in the wider dtype.
+Used only while a model loads: its forward pass converts the weight on each call, so that the load
+checks need memory for only one weight in the wider dtype.
 """
 
 from collections.abc import Iterator

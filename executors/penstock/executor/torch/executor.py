@@ -1,7 +1,7 @@
 """The torch executor that computes a step within `launch`: on a CPU, and on CUDA with the modules
 of transformers (the eager path).
 
-A step has four parts: apply releases and admissions, run the forward (`step_forward`), sample,
+A step has four parts: apply releases and admissions, run the forward pass (`step_forward`), sample,
 report failures. The executor is called from one thread. `launch` waits for the step on CUDA too,
 because it copies the tokens to the host.
 
@@ -36,7 +36,7 @@ from penstock.executor.torch.num_blocks import num_device_blocks, num_host_block
 from penstock.executor.torch.resources import describe_resources
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.slot_rules import SlotRules
-from penstock.executor.torch.step_forward import Forwarded, ForwardPath
+from penstock.executor.torch.step_forward import ForwardPath, ForwardResult
 from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
@@ -188,7 +188,7 @@ class TorchExecutor:
     def _failures(
         self,
         batch: Batch,
-        forwarded: Forwarded,
+        forwarded: ForwardResult,
         not_finite: NDArray[np.int32],
         rules: SlotRules,
     ) -> dict[int, str]:

@@ -1,5 +1,5 @@
-"""Joins the weights of the fused step (the forward with Penstock's kernels): projections with a
-common input become one matrix.
+"""Joins the weights of the fused step (the forward pass with Penstock's kernels): projections with
+a common input become one matrix.
 
 The modules keep views of the joined matrices, so weights are stored once and the eager path with
 the same modules still works.
@@ -103,7 +103,8 @@ def _join(linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> Projection:
     first = 0
     for linear in linears:
         rows = slice(first, first + linear.out_features)
-        if is_narrow or not isinstance(linear, EightBitLinear):  # its forward would scale again
+        # The forward pass of an EightBitLinear would scale the weight again.
+        if is_narrow or not isinstance(linear, EightBitLinear):
             linear.weight = nn.Parameter(weight[rows], requires_grad=False)
         if bias is not None:
             # A linear layer without a bias gets zeros, which do not change its results.

@@ -4,7 +4,7 @@ sequences do not affect each other.
 Rejects a model whose output for a token depends on anything but the token's sequence and positions.
 The model processes a packed step as a single row. A model that uses indices instead of positions,
 shifts positions, or carries state from one token to the next would generate plausible text that
-differs from an unpacked run. Three short forwards detect this, regardless of the cause.
+differs from an unpacked run. Three short forward passes detect this, regardless of the cause.
 """
 
 import inspect
@@ -34,7 +34,7 @@ KeysValues = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class ProbeResult:
     """The results of the test steps. `architecture`: with `max_seq_len` lowered if a sliding window
     requires it.
     """
@@ -123,10 +123,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 
 
 @torch.inference_mode()
-def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> Probed:
+def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> ProbeResult:
     """Run the test steps and return the results. Raises UnsupportedModel for a model that packed
     steps would compute wrongly, whose logits are not finite, whose vocabulary is too small for the
-    test, or whose forward has no argument `logits_to_keep`.
+    test, or whose `forward` has no argument `logits_to_keep`.
     """
     name = architecture.name
     parameters = inspect.signature(module.forward).parameters
@@ -171,7 +171,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     if differ(expected, plain.logits(0)[:_NUM_TOKENS]):
         raise UnsupportedModel(f"{name} does not count positions from 0")
     scorings = counted.attention.scorings
-    return Probed(
+    return ProbeResult(
         architecture=_bounded(architecture, counted.attention.windowed),
         shapes=shapes,
         scorings=tuple(scorings[layer] for layer in range(architecture.num_layers)),
@@ -200,7 +200,7 @@ def _tokens(module: Any) -> tuple[Tensor, Tensor]:
 
 
 class _Packed:
-    """Runs one packed forward of (tokens, segment) pairs."""
+    """Runs one packed forward pass of (tokens, segment) pairs."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Edits of logits before sampling: penalties, bias, barred stop ids.
+"""Edits of logits before sampling: penalties, bias, banned stop ids.
 
 The order is: penalties act on the model's logits, then the client's bias is added, then stop ids
-are barred (their logits become minus infinity) while the output is shorter than `min_tokens`. All
+are banned (their logits become minus infinity) while the output is shorter than `min_tokens`. All
 rows that need an edit are edited together; the cost of penalties grows with the lengths of the
 sequences, not with the vocabulary.
 """
@@ -33,7 +33,7 @@ class LogitEdits:
 
     def needed(self, slots: Ints) -> NDArray[np.bool_]:
         """Return which of `slots` [m] need an edit, bool [m]."""
-        needed = self._is_penalised(slots) | self._is_barred(slots)
+        needed = self._is_penalised(slots) | self._is_banned(slots)
         if self.rules.bias:
             needed |= np.isin(slots, list(self.rules.bias))
         return needed
@@ -45,9 +45,9 @@ class LogitEdits:
             self._penalise(logits, slots, penalised)
         if self.rules.bias:
             self._add_bias(logits, slots)
-        barred = np.flatnonzero(self._is_barred(slots))
-        if len(barred):
-            self._bar_stops(logits, slots, barred)
+        banned = np.flatnonzero(self._is_banned(slots))
+        if len(banned):
+            self._ban_stops(logits, slots, banned)
 
     def _is_penalised(self, slots: Ints) -> NDArray[np.bool_]:
         arrays = self.arrays
@@ -58,9 +58,9 @@ class LogitEdits:
         )
         return is_penalised
 
-    def _is_barred(self, slots: Ints) -> NDArray[np.bool_]:
-        is_barred: NDArray[np.bool_] = self.lengths[slots] < self.arrays.min_total[slots]
-        return is_barred
+    def _is_banned(self, slots: Ints) -> NDArray[np.bool_]:
+        is_banned: NDArray[np.bool_] = self.lengths[slots] < self.arrays.min_total[slots]
+        return is_banned
 
     def _penalise(self, logits: Tensor, slots: Ints, rows: Ints) -> None:
         arrays = self.arrays
@@ -108,7 +108,7 @@ class LogitEdits:
             accumulate=True,
         )
 
-    def _bar_stops(self, logits: Tensor, slots: Ints, rows: Ints) -> None:
+    def _ban_stops(self, logits: Tensor, slots: Ints, rows: Ints) -> None:
         stop_ids = self.arrays.stop_ids[:, slots[rows]].T.astype(np.int64)
         is_used = (stop_ids >= 0) & (stop_ids < logits.shape[1])
         at = np.broadcast_to(rows[:, None], stop_ids.shape)[is_used]

@@ -15,7 +15,7 @@ from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring
 from penstock.executor.torch.prepacked_linear import prepack_linears
 from penstock.executor.torch.resources import weight_bytes
-from penstock.executor.torch.step_forward import Forwarded, ForwardPath
+from penstock.executor.torch.step_forward import ForwardPath, ForwardResult
 from penstock.executor.torch.step_inputs import Ints, StepInputs
 from penstock.scheduler.batch import Batch
 
@@ -58,10 +58,10 @@ class ModuleForward:
         self._has_unsampled = False
         attach_runner(model.module, self)
 
-    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
+    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> ForwardResult:
         """Write the keys and values of a batch's tokens; return logits.
 
-        `choose` gets `Forwarded.last_of_row` and returns the indices of the packed tokens whose
+        `choose` gets `ForwardResult.last_of_row` and returns the indices of the packed tokens whose
         logits are returned.
         """
         step = StepInputs(
@@ -83,7 +83,7 @@ class ModuleForward:
             )
         finally:
             self._step = None
-        return Forwarded(
+        return ForwardResult(
             logits=logits, last_of_row=step.last_of_row, is_token_good=self._is_token_good
         )
 

@@ -1,5 +1,5 @@
-"""Recognises models that the fused step (the forward with Penstock's kernels) supports, by their
-module tree.
+"""Recognises models that the fused step (the forward pass with Penstock's kernels) supports, by
+their module tree.
 
 The tree is that of Llama, shared by Qwen2, Qwen3, Mistral and many others: each layer has a norm,
 grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding

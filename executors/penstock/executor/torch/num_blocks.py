@@ -68,16 +68,16 @@ def num_device_blocks(
     step_bytes: int,
 ) -> int:
     """Return the number of blocks for a device with `free_bytes` left after the weights: the
-    setting `num_blocks`; if it is not set, the number of blocks of `bytes_each` in `kv_cache_bytes`
-    or, if that is not set either, in the share `kv_memory_fraction` of the usable memory; at most
-    the number that `max_num_seqs` sequences of full length need.
+    setting `num_blocks`. If it is not set: the number of blocks of `bytes_each` in `kv_cache_bytes`
+    or, if that is not set either, in the share `kv_memory_fraction` of the usable memory, but at
+    most the number that `max_num_seqs` sequences of full length need.
 
     The usable memory is `free_bytes` minus `step_bytes` (memory that the largest step needs), the
     health probe's blocks and a margin. Raises ValueError naming the setting when the blocks do not
     fit into it, or when not even one block fits.
     """
     reserved_bytes = step_bytes + NUM_PROBE_BLOCKS * bytes_each + _MARGIN_BYTES
-    room = max(free_bytes - reserved_bytes, 0)
+    usable_bytes = max(free_bytes - reserved_bytes, 0)
     where = (
         f"are free on {config.device} next to the weights and {reserved_bytes / _GIB:.1f} GiB"
         " reserved for steps"
@@ -88,7 +88,7 @@ def num_device_blocks(
     elif config.kv_cache_bytes is not None:
         num_blocks = config.kv_cache_bytes // bytes_each
     else:
-        num_blocks = int(room * config.kv_memory_fraction) // bytes_each
+        num_blocks = int(usable_bytes * config.kv_memory_fraction) // bytes_each
     if config.num_blocks is None:
         num_blocks = _usable_blocks(
             config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len
@@ -96,12 +96,12 @@ def num_device_blocks(
     if num_blocks < 1:
         raise ValueError(
             f"{name} leaves no room for a block of {bytes_each} bytes:"
-            f" {room / _GIB:.1f} GiB {where}"
+            f" {usable_bytes / _GIB:.1f} GiB {where}"
         )
-    if num_blocks * bytes_each > room:
+    if num_blocks * bytes_each > usable_bytes:
         raise ValueError(
             f"{name} asks for {num_blocks * bytes_each / _GIB:.1f} GiB of pages;"
-            f" {room / _GIB:.1f} GiB {where}"
+            f" {usable_bytes / _GIB:.1f} GiB {where}"
         )
     return num_blocks
 
@@ -143,10 +143,10 @@ def available_bytes(
     `machine`: /proc/meminfo. `groups`, `mount`: see `control_groups`.
     """
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(machine), re.MULTILINE)
-    rooms = [] if found is None else [int(found[1]) * 1024]
+    free = [] if found is None else [int(found[1]) * 1024]
     for group in control_groups("memory", groups, mount):
-        rooms += _group_free_bytes(group)
-    return min(rooms, default=None)
+        free += _group_free_bytes(group)
+    return min(free, default=None)
 
 
 def _group_free_bytes(group: ControlGroup) -> list[int]:

@@ -176,9 +176,11 @@ class PagedAttention:
         """
         shape = self._pages.shapes[layer]
         num_elements = 2 * width * self._pages.block_size * shape.head_dim
-        room = max(self._scratch.gathered_bytes // (num_elements * self._pages.dtype.itemsize), 1)
-        num_heads = min(room, shape.num_heads)
-        for rows in _slices(num_rows, max(room // shape.num_heads, 1)):
+        max_row_heads = max(
+            self._scratch.gathered_bytes // (num_elements * self._pages.dtype.itemsize), 1
+        )
+        num_heads = min(max_row_heads, shape.num_heads)
+        for rows in _slices(num_rows, max(max_row_heads // shape.num_heads, 1)):
             for heads in _slices(shape.num_heads, num_heads):
                 yield rows, heads
 

@@ -62,7 +62,7 @@ class PrepackedLinear:
         return _apply(x, self._packed, self._bias)
 
 
-def uses_own_bf16(kernels: Kernels) -> bool:
+def uses_compiled_bf16(kernels: Kernels) -> bool:
     """Return whether to use the bfloat16 products of `kernels` instead of oneDNN's: they are at
     least as fast here, or oneDNN's do not run.
     """
@@ -71,12 +71,12 @@ def uses_own_bf16(kernels: Kernels) -> bool:
 
 def _packing() -> Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] | None:
     kernels = load()
-    if uses_own_bf16(kernels):
+    if uses_compiled_bf16(kernels):
         return partial(PackedLinear, kernels, dtype=torch.bfloat16)
     return PrepackedLinear if can_prepack() else None
 
 
-def freed(weight: Tensor) -> Tensor:
+def freed_weight(weight: Tensor) -> Tensor:
     """Return a placeholder with the shape and dtype of a weight whose memory is freed. Products
     with it are NaN, so that a mistaken use fails instead of giving a wrong result.
     """
@@ -121,5 +121,5 @@ def prepack_linears(model: nn.Module) -> int:
         packed_of[id(layer.weight)] = forward
         vars(layer)["forward"] = forward
         if storage not in others:
-            layer.weight.data = freed(layer.weight.detach())
+            layer.weight.data = freed_weight(layer.weight.detach())
     return len(linears)

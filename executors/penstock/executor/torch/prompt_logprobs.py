@@ -1,5 +1,5 @@
-"""Finds the packed tokens of a step whose logits predict prompt tokens, and computes log
-probabilities of the latter.
+"""Finds the packed tokens of a step whose logits predict prompt tokens, and computes the log
+probabilities of these prompt tokens.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class PromptRows:
 
 def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
     """Return, for each request with prompt logprobs, the packed tokens of this step whose logits
-    predict prompt tokens; nothing predicts position 0. `last_of_row`: see `Forwarded`.
+    predict prompt tokens; nothing predicts position 0. `last_of_row`: see `ForwardResult`.
     """
     arrays = batch.arrays
     found: list[PromptRows] = []

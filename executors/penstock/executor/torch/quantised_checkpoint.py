@@ -49,8 +49,8 @@ class QuantisedCheckpoint:
 
 
 def is_quantised(path: Path, config: Any) -> bool:
-    """Return whether a folder names one of the two quantisation methods. `config`: its transformers
-    configuration.
+    """Return whether a folder names a quantisation method, compressed-tensors or ModelOpt.
+    `config`: its transformers configuration.
 
     Raises UnsupportedModel for a quantised folder in another format.
     """

@@ -63,12 +63,12 @@ def quantise_layers(tree: DecoderTree, layers: list[LayerWeights], quantization:
 
     Weights that the checkpoint stores in this format are used unchanged.
     """
-    for index, names in enumerate(tree.layers):
-        layers[index] = _quantise_layer(names, layers[index], quantization, tree.embedding.dtype)
+    for index, modules in enumerate(tree.layers):
+        layers[index] = _quantise_layer(modules, layers[index], quantization, tree.embedding.dtype)
 
 
 def _quantise_layer(
-    names: LayerTree, layer: LayerWeights, quantization: str, dtype: torch.dtype
+    modules: LayerTree, layer: LayerWeights, quantization: str, dtype: torch.dtype
 ) -> LayerWeights:
     def one(linears: tuple[nn.Linear, ...], projection: Projection) -> Projection:
         if projection.weight.dtype != _DTYPES[quantization]:
@@ -80,10 +80,10 @@ def _quantise_layer(
 
     found = replace(
         layer,
-        qkv=one(names.qkv, layer.qkv),
-        out=one((names.out,), layer.out),
-        gate_up=one(names.gate_up, layer.gate_up),
-        down=one((names.down,), layer.down),
+        qkv=one(modules.qkv, layer.qkv),
+        out=one((modules.out,), layer.out),
+        gate_up=one(modules.gate_up, layer.gate_up),
+        down=one((modules.down,), layer.down),
     )
     if found.qkv.weight.device.type == "cuda":
         torch.cuda.empty_cache()

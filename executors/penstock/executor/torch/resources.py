@@ -25,8 +25,8 @@ def describe_resources(
     """Return device, threads (of a CPU), number format, path, size of weights and pages, and the
     number of captured graphs unless it is 0, as one line.
 
-    `path`: the name of the forward path that serves the model. `num_weight_bytes`: the bytes of the
-    weights, if the model's own tensors were released. The number formats of weights
+    `path`: the name of the path that serves the model, eager or fused. `num_weight_bytes`: the
+    bytes of the weights, if the model's own tensors were released. The number formats of weights
     (`quantization`) and pages (`page_dtype`; None: the model's) are included if they differ from
     the model's number format.
     """

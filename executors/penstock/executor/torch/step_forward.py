@@ -17,8 +17,8 @@ from penstock.scheduler.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Forwarded:
-    """The result of a step's forward.
+class ForwardResult:
+    """The result of a step's forward pass.
 
     `logits` [chosen tokens, vocabulary]. `last_of_row` int64 [rows of the batch]: packed index of
     each row's last token. `is_token_good` bool [tokens]: False where a token's keys or values are
@@ -33,9 +33,11 @@ class Forwarded:
 class StepForward(Protocol):
     """Computes steps of one model with one set of pages."""
 
-    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
-        """Write the keys and values of a batch's tokens; return logits of the packed tokens whose
-        indices `choose` returns for `Forwarded.last_of_row`.
+    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> ForwardResult:
+        """Write the keys and values of a batch's tokens; return logits.
+
+        `choose` gets `ForwardResult.last_of_row` and returns the indices of the packed tokens whose
+        logits are returned.
         """
         ...
 

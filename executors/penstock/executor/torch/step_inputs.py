@@ -298,8 +298,8 @@ def _page_rows(blocks: Ints, num_heads: int) -> Ints:
 def split_by_length(
     num_blocks: NDArray[np.int64], overhead_blocks: float
 ) -> list[tuple[int, int, int]]:
-    """Return groups (first, last + 1, width) of rows that are sorted by `num_blocks` (ascending,
-    [n]).
+    """Return groups (first row, row after the last, width) of rows that are sorted by `num_blocks`
+    (ascending, [n]).
 
     Every row of a group is padded to the `width` of its longest row. A group costs
     `overhead_blocks` plus rows times width; the partition with the lowest total cost is found by

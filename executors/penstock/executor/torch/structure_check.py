@@ -1,4 +1,5 @@
-"""Checks in float32, layer by layer, that a model's forward matches its recognised module tree.
+"""Checks in float32, layer by layer, that a model's forward pass matches its recognised module
+tree.
 
 In half precision, rounding would hide a factor near one or a layer without rotation. So the modules
 run once in float32, one layer at a time, at positions up to the last supported one, and every part
@@ -65,7 +66,7 @@ def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
 
 
 class _Check(WholeSequence):
-    """Compares one forward of the modules with the arithmetic of the tree, part by part."""
+    """Compares one forward pass of the modules with the arithmetic of the tree, part by part."""
 
     def __init__(
         self, model: LoadedModel, tree: DecoderTree, ids: Tensor, positions: Tensor

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 KERNELS_VARIABLE = "PENSTOCK_CPU_KERNELS"
 """Selects an instruction set of the compiled kernels, or `none`."""
-_SPINS_ALONE = 5000
-_SPINS_IN_COMPANY = 1000
+_SPINS_ON_FREE_CORES = 5000
+_SPINS_ON_SHARED_CORES = 1000
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 _POLICY = "OMP_WAIT_POLICY"
 _SPINS = "GOMP_SPINCOUNT"
@@ -55,8 +55,11 @@ def plan_threads(
     chosen = num_threads or num_threads_of(environ) or num_free
     if environ.get(_POLICY) or environ.get(_SPINS):
         return ThreadPlan(num_threads=chosen, num_spins=None)
-    is_alone = chosen <= num_free and num_cores > num_fronts
-    return ThreadPlan(num_threads=chosen, num_spins=_SPINS_ALONE if is_alone else _SPINS_IN_COMPANY)
+    has_free_cores = chosen <= num_free and num_cores > num_fronts
+    return ThreadPlan(
+        num_threads=chosen,
+        num_spins=_SPINS_ON_FREE_CORES if has_free_cores else _SPINS_ON_SHARED_CORES,
+    )
 
 
 def num_threads_of(environ: Mapping[str, str]) -> int | None:

@@ -33,7 +33,7 @@ def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
     by_k = torch.full(scores.shape[:1], outside, device=scores.device)
     has_top_k = (truncation.top_k > 0) & (truncation.top_k < scores.shape[1])
     if bool(has_top_k.any()):
-        found = _last_enough(lambda t: at_least(t).sum(1) >= truncation.top_k, scores)
+        found = _greatest_threshold(lambda t: at_least(t).sum(1) >= truncation.top_k, scores)
         by_k = torch.where(has_top_k, found, outside)
     weights = scores.exp().mul_(at_least(by_k[:, None]))
     enough = truncation.top_p * weights.sum(1, dtype=torch.float64)
@@ -41,12 +41,12 @@ def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
     def holds_enough(threshold: Tensor) -> Tensor:
         return at_least(threshold).mul_(weights).sum(1, dtype=torch.float64) >= enough
 
-    by_p = torch.where(truncation.top_p < 1.0, _last_enough(holds_enough, scores), outside)
+    by_p = torch.where(truncation.top_p < 1.0, _greatest_threshold(holds_enough, scores), outside)
     by_min = truncation.min_p.log().to(scores.dtype)
     return torch.maximum(torch.maximum(by_k, by_p), by_min)
 
 
-def _last_enough(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+def _greatest_threshold(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
     """Return each row's greatest t [m] for which `is_enough(t [m, 1])` holds, or minus infinity."""
     device = scores.device
     low = _ordered(torch.full(scores.shape[:1], float("-inf"), device=device))

@@ -26,13 +26,13 @@ class BlockAccount:
         self._num_blocks = num_blocks
         self._waiting: deque[SubmittedRequest] = deque()
         self._in_engine: set[SubmittedRequest] = set()
-        self._leaving: set[SubmittedRequest] = set()
+        self._aborted: set[SubmittedRequest] = set()
         self._unanswered: set[SubmittedRequest] = set()
 
     @property
     def num_in_engine(self) -> int:
         """Number of submitted requests that the engine has not released, aborted ones included."""
-        return len(self._in_engine) + len(self._leaving)
+        return len(self._in_engine) + len(self._aborted)
 
     @property
     def num_waiting(self) -> int:
@@ -47,9 +47,9 @@ class BlockAccount:
         return sum(each.num_blocks for each in self._unanswered)
 
     @property
-    def num_leaving_blocks(self) -> int:
+    def num_aborted_blocks(self) -> int:
         """Number of blocks that aborted requests may still hold in the engine."""
-        return sum(each.num_blocks for each in self._leaving)
+        return sum(each.num_blocks for each in self._aborted)
 
     def admit(self, submitted: SubmittedRequest) -> None:
         """Add a request to which the scheduler assigned a slot; `next_submissions` yields it once
@@ -64,7 +64,7 @@ class BlockAccount:
 
     def next_submissions(self) -> Iterator[SubmittedRequest]:
         """Yield the requests to submit now, in order; each counts as submitted from then on."""
-        while self._waiting and self._has_room(self._waiting[0]):
+        while self._waiting and self._fits(self._waiting[0]):
             submitted = self._waiting.popleft()
             self._in_engine.add(submitted)
             yield submitted
@@ -76,7 +76,7 @@ class BlockAccount:
         self._unanswered.discard(submitted)
         if submitted in self._in_engine:
             self._in_engine.discard(submitted)
-            self._leaving.add(submitted)
+            self._aborted.add(submitted)
             return True
         if submitted in self._waiting:
             self._waiting.remove(submitted)
@@ -85,14 +85,14 @@ class BlockAccount:
     def on_end(self, submitted: SubmittedRequest) -> None:
         """Record that the engine has released the request."""
         self._in_engine.discard(submitted)
-        self._leaving.discard(submitted)
+        self._aborted.discard(submitted)
 
-    def _has_room(self, submitted: SubmittedRequest) -> bool:
+    def _fits(self, submitted: SubmittedRequest) -> bool:
         # Without aborted requests, the scheduler's count equals the engine's.
-        if not self._leaving:
+        if not self._aborted:
             return True
         if self.num_in_engine >= self._max_num_seqs:
             return False
         # Shared blocks are counted several times here, which can only delay the request.
         held = sum(each.num_blocks for each in self._in_engine)
-        return held + self.num_leaving_blocks + submitted.num_blocks <= self._num_blocks
+        return held + self.num_aborted_blocks + submitted.num_blocks <= self._num_blocks

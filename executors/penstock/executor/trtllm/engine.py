@@ -71,11 +71,11 @@ class EngineHandle:
     streams: Streams
     _checker: CheckProcesses | None = None
 
-    def carry_out(
+    def abort_and_submit(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
         """Schedule on the loop the aborts and then the submissions; do not wait for them."""
-        self._thread.post(self.streams.carry_out, aborts, submits)
+        self._thread.post(self.streams.abort_and_submit, aborts, submits)
 
     def close(self) -> None:
         """Abort all requests and shut the engine down; takes at most `watch.shutdown_timeout_s`
@@ -102,7 +102,7 @@ class EngineHandle:
         """
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._poller = poller = StatsPoller(
-            self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
+            self._llm, self._on_stats, lambda: self._is_probing or len(self.streams) > 0
         )
         if config.trtllm.guided_decoding_backend is not None:
             self._checker = installed_checker()
@@ -125,10 +125,10 @@ class EngineHandle:
         limits = probe_limits(
             self._llm, mapping, self._first_stats, poller.on_submit, self._watch.limits_timeout_s
         )
-        stats = await _unless_broken(limits, self._tasks)
+        stats = await _await_unless_failed(limits, self._tasks)
         for adapter in config.trtllm.lora_config.adapters:
             trial = try_adapter(self._llm, mapping, adapter.name, self._watch.limits_timeout_s)
-            await _unless_broken(trial, self._tasks)
+            await _await_unless_failed(trial, self._tasks)
         self._is_probing = False
         self.info = engine_info(config.trtllm, folder, package, stats)
 
@@ -155,8 +155,8 @@ class EngineHandle:
             if not is_healthy(self._llm):
                 raise ExecutorDied("the engine reports that it is not healthy")
 
-    def _note(self, stats: EngineStats) -> None:
-        self._responses.note(stats, asyncio.get_running_loop())
+    def _on_stats(self, stats: EngineStats) -> None:
+        self._responses.put_stats(stats, asyncio.get_running_loop())
         if not self._first_stats.done():
             self._first_stats.set_result(stats)
 
@@ -204,7 +204,7 @@ async def _build_within(build: Callable[[], Llm], timeout_s: float) -> Llm:
         logger.info("the engine is being built for %.0f s", time.monotonic() - began_s)
 
 
-async def _unless_broken(
+async def _await_unless_failed(
     wanted: Coroutine[Any, Any, T], tasks: Sequence["asyncio.Task[None]"]
 ) -> T:
     """Await `wanted` and return its result; if one of `tasks` fails first, cancel `wanted` and

@@ -19,7 +19,7 @@ from penstock.executor.trtllm.gpus import found_gpus
 from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
 from penstock.scheduler.setting import check, setting
 
-_OURS = frozenset({"checkpoint_dir", "output_dir"})
+_RESERVED_FLAGS = frozenset({"checkpoint_dir", "output_dir"})
 _REPORT_INTERVAL_S = 10.0
 _USUAL, _CHECKPOINTS = "the builder's", "the checkpoint's"
 
@@ -64,7 +64,7 @@ class BuildSettings:
         """
         check(self)
         for name in self.options:
-            if name in _OURS or name in {setting.name for setting in fields(self)}:
+            if name in _RESERVED_FLAGS or name in {setting.name for setting in fields(self)}:
                 raise BadBuild(f"option {name}: has its own setting")
 
     def flags(self) -> dict[str, str]:
@@ -79,7 +79,7 @@ class BuildSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildResult:
     """The result of `build_engine`. `path`: the folder to serve. `is_new`: whether the builder ran.
     `explanation`: one line for the user.
     """
@@ -106,7 +106,7 @@ def build_engine(
     reporter: BuildReporter,
     *,
     max_wait_s: float | None = None,
-) -> Built:
+) -> BuildResult:
     """Build the engine of a checkpoint into the cache, unless the cache has an intact one, and
     return its folder. If `model` is of another kind that can be served, return it unchanged.
 
@@ -119,26 +119,26 @@ def build_engine(
         raise BadBuild(f"--model: {folder.explanation}")
     if folder.kind is not ModelKind.CHECKPOINT:
         # One sentence for the user; scripts use the path.
-        return Built(path=model, is_new=False, explanation=_nothing_to_build(folder))
+        return BuildResult(path=model, is_new=False, explanation=_nothing_to_build(folder))
     _check_parallel(settings, folder)
     reporter.log(f"{folder.path}: a TensorRT-LLM checkpoint; reading its files")
     flags = settings.flags()
     key = engine_key(model, flags, found_gpus(), _installed_version())
-    place = cache.place_of(model, key)
+    place = cache.path_of(model, key)
     # Checked before the builder runs, because the builder imports the vendor's package, which is
     # slow.
     if _is_cached(cache, place, reporter):
-        return Built(path=place, is_new=False, explanation="cached: built before")
+        return BuildResult(path=place, is_new=False, explanation="cached: built before")
     builder = find_builder()
-    lacking = sorted({*flags, *_OURS} - known_flags(builder))
+    lacking = sorted({*flags, *_RESERVED_FLAGS} - known_flags(builder))
     if lacking:
         raise BadBuild(f"{lacking[0]}: {builder.name} of this version has no --{lacking[0]}")
     with cache.locked(place, _wait_reporter(reporter), max_wait_s=max_wait_s) as lock:
         # The previous holder of the lock may have built the engine.
         if cache.exists(place) and not cache.damage(place):
-            return Built(path=place, is_new=False, explanation="cached: built meanwhile")
+            return BuildResult(path=place, is_new=False, explanation="cached: built meanwhile")
         _build(builder, folder, flags, cache, place, key, lock, reporter)
-    return Built(path=place, is_new=True, explanation="built")
+    return BuildResult(path=place, is_new=True, explanation="built")
 
 
 def _is_cached(cache: EngineCache, place: Path, reporter: BuildReporter) -> bool:
@@ -201,7 +201,7 @@ def _build(
         if end.exit_code != 0:
             lines = "".join(f"\n  | {line}" for line in end.last_lines)
             raise BuildFailed(f"{builder.name} ended with exit code {end.exit_code}{lines}")
-        _check_made(builder, folder, output)
+        _check_output(builder, folder, output)
         manifest: dict[str, Any] = {
             "key": key.digest,
             "inputs": key.inputs,
@@ -209,10 +209,10 @@ def _build(
             "started_utc": started.isoformat(timespec="seconds"),
             "duration_s": round(end.duration_s, 3),
         }
-        cache.keep(output, place, manifest)
+        cache.store(output, place, manifest)
 
 
-def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
+def _check_output(builder: Path, folder: ModelFolder, output: Path) -> None:
     """Raise BuildFailed unless `output` contains an engine file for each rank of the checkpoint."""
     made = recognise(output)
     if not made.is_engine:

@@ -64,7 +64,7 @@ class EngineCache:
         """
         self._folder = folder
 
-    def place_of(self, model: Path, key: EngineKey) -> Path:
+    def path_of(self, model: Path, key: EngineKey) -> Path:
         """Return the path of the folder for the engine with this key, whether or not it exists."""
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
@@ -129,7 +129,7 @@ class EngineCache:
         """Remove the build folders that killed builds of this engine left, then yield a new empty
         one next to `place`. The caller must hold the lock.
 
-        The folder is removed at the end of the `with` block, unless `keep` has renamed it.
+        The folder is removed at the end of the `with` block, unless `store` has renamed it.
         """
         prefix = f".{place.name}.building-"
         for left in self._folder.glob(f"{prefix}*"):
@@ -141,7 +141,7 @@ class EngineCache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
+    def store(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
         """Add the sizes and hashes of the files to `manifest`, write it to the build folder
         `built`, and rename that folder to `place`, replacing an existing folder.
         """
@@ -187,7 +187,7 @@ def inventory(folder: Path) -> dict[str, dict[str, Any]]:
 
 def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
     """Describe the first file that differs from its record in `recorded` (as from `inventory`); ""
-    if none differs. An empty record counts as a difference; files without a record are ignored.
+    if none differs. An empty `recorded` counts as a difference; files without a record are ignored.
 
     Raises OSError if a file cannot be read; AttributeError, LookupError or TypeError if the record
     is malformed.

@@ -45,7 +45,7 @@ def is_invalid_request(message: str, quoted: str = "") -> bool:
     """
     if is_invalid_constraint(message, quoted):
         return True
-    return _INVALID.search(message) is not None and not _has_own(_FAULTS, message, quoted)
+    return _INVALID.search(message) is not None and not _has_unquoted(_FAULTS, message, quoted)
 
 
 def is_invalid_constraint(message: str, quoted: str = "") -> bool:
@@ -55,17 +55,17 @@ def is_invalid_constraint(message: str, quoted: str = "") -> bool:
     quote it.
     """
     guided = _GUIDED.match(message)
-    return guided is not None and not _has_own(_FAULTS, guided["rest"], quoted)
+    return guided is not None and not _has_unquoted(_FAULTS, guided["rest"], quoted)
 
 
 def is_fatal(message: str, quoted: str = "") -> bool:
     """Return whether the text reports an error that makes the engine unusable, even if it still
     responds. `quoted`: as in `is_invalid_constraint`.
     """
-    return _has_own(_FATAL, message, quoted)
+    return _has_unquoted(_FATAL, message, quoted)
 
 
-def _has_own(words: re.Pattern[str], message: str, quoted: str) -> bool:
+def _has_unquoted(words: re.Pattern[str], message: str, quoted: str) -> bool:
     """Return whether `message` has a match of `words` that does not occur in `quoted`, ignoring
     case.
     """

@@ -45,7 +45,7 @@ class TrtllmExecutor:
         self.info: ExecutorInfo = self._engine.info
         self.audit = PageAudit()
         self.num_cache_misses = 0
-        self.num_forgotten = 0
+        self.num_lost = 0
         self._logged_account = ""
         self._next_account_s = clock() + _ACCOUNT_INTERVAL_S
         self._blocks = BlockAccount(
@@ -93,7 +93,7 @@ class TrtllmExecutor:
             starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
             for request in batch.admitted:
                 self._blocks.admit(self._occupy_slot(request, starts[request.slot]))
-        self._hand_over(aborts)
+        self._send_to_engine(aborts)
         self._check_pages(batch, num_unanswered_blocks)
 
     def collect(self) -> StepResult:
@@ -118,7 +118,7 @@ class TrtllmExecutor:
         result = result_of(updates)
         self._log_account(now_s)
         if lost:
-            self.num_forgotten += len(lost)
+            self.num_lost += len(lost)
             forgotten = tuple(
                 SlotFailure(slot=submitted.slot, detail=_FORGOTTEN) for submitted in lost
             )
@@ -140,7 +140,7 @@ class TrtllmExecutor:
             "missed_checks": audit.num_missed,
             "worst_drift_blocks": audit.worst_drift,
             "given_up": self.num_unconfirmed_aborts,
-            "forgotten": self.num_forgotten,
+            "forgotten": self.num_lost,
             "cache_misses": self.num_cache_misses,
         }
         if not any(counts.values()):
@@ -176,7 +176,7 @@ class TrtllmExecutor:
         """
         submitted = self._submitted.pop(slot)
         submitted.slot = -1
-        self._watchdog.forget(submitted, self._clock())
+        self._watchdog.remove(submitted, self._clock())
         return submitted if self._blocks.release(submitted) else None
 
     def _log_account(self, now_s: float) -> None:
@@ -187,21 +187,21 @@ class TrtllmExecutor:
                 self._logged_account = account
                 logger.info("engine account: %s", account)
 
-    def _hand_over(self, aborts: list[SubmittedRequest]) -> None:
+    def _send_to_engine(self, aborts: list[SubmittedRequest]) -> None:
         submits = list(self._blocks.next_submissions())
         if aborts or submits:
-            self._watchdog.watch(submits, self._clock())
-            self._engine.carry_out(aborts, submits)
+            self._watchdog.expect(submits, self._clock())
+            self._engine.abort_and_submit(aborts, submits)
 
     def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()
         # Blocks that the engine allocates ahead per request, including those for drafts, and blocks
         # of aborted requests.
         ahead = self._blocks.num_in_engine * self._num_blocks_ahead
-        slack = ahead + self._blocks.num_leaving_blocks
+        slack = ahead + self._blocks.num_aborted_blocks
         # Between iterations, the engine may have released some blocks and not yet allocated others.
-        self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
-        self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
+        self.audit.record_expected(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
+        self.audit.record_expected(batch.num_used_blocks, now_s, slack_blocks=slack)
         stats = self._responses.take_stats()
         if stats is None:
             self.audit.expect_check(now_s, is_busy=self._blocks.num_in_engine > 0)

@@ -19,7 +19,7 @@ from penstock.executor.trtllm.stats import EngineStats
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
-_PATIENCE_S = 5.0
+_STATS_TIMEOUT_S = 5.0
 """Seconds without statistics after which another request is sent: once the engine's iterator of
 statistics has ended, it yields again only after a new request.
 """
@@ -44,7 +44,7 @@ async def probe_limits(
                 on_submit()
                 async for _ in llm.generate_async(**_warm_up(mapping)):
                     pass
-                await asyncio.wait([first_stats], timeout=_PATIENCE_S)
+                await asyncio.wait([first_stats], timeout=_STATS_TIMEOUT_S)
             return first_stats.result()
     except TimeoutError:
         raise ExecutorDied(

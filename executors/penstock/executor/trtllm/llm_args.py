@@ -80,7 +80,7 @@ def llm_arguments(
         "enable_iter_perf_stats": _Setting(value=True, is_explicit=not folder.is_engine),
         # Limits the queue of unread statistics; versions without this argument keep all of them.
         "max_stats_len": _Setting(value=_MAX_STATS, is_explicit=False),
-        **_text_side(config, tokenizer_path or folder.path),
+        **_tokenizer_arguments(config, tokenizer_path or folder.path),
     }
     for name in _PLAIN:
         value = getattr(config, name)
@@ -91,7 +91,7 @@ def llm_arguments(
     return _fitted(settings, package.llm_arguments, f"tensorrt_llm {package.version}", "")
 
 
-def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
+def _tokenizer_arguments(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
     if config.guided_decoding_backend is None:
         return {"skip_tokenizer_init": _Setting(value=True, is_explicit=True)}
     return {"tokenizer": _Setting(value=str(tokenizer), is_explicit=True)}
@@ -177,8 +177,8 @@ def _lora(settings: LoraSettings, package: Package) -> Any:
         values["lora_target_modules"] = list(settings.lora_target_modules)
     else:
         values["lora_dir"] = [str(settings.adapters[0].path)]
-    asked_for = {name: _Setting(value=value, is_explicit=True) for name, value in values.items()}
-    return _built(package, "LoraConfig", "lora_config", asked_for)
+    arguments = {name: _Setting(value=value, is_explicit=True) for name, value in values.items()}
+    return _built(package, "LoraConfig", "lora_config", arguments)
 
 
 def _speculative(settings: SpeculativeSettings, package: Package) -> Any:

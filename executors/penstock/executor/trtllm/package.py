@@ -19,7 +19,7 @@ from penstock.executor.unavailable import ExecutorUnavailable
 
 logger = logging.getLogger(__name__)
 
-RECORDED_LINE = "1.2"
+RECORDED_RELEASE = "1.2"
 """The release (major and minor version) that this package was written for."""
 MISSING = (
     "the trtllm executor needs tensorrt_llm: pip install 'penstock[trtllm]', or run in"
@@ -63,11 +63,11 @@ class Package:
 
     @property
     def is_later(self) -> bool:
-        """True if the installed release is later than RECORDED_LINE; False if its version cannot be
-        parsed.
+        """True if the installed release is later than RECORDED_RELEASE; False if its version cannot
+        be parsed.
         """
         found = re.match(r"(\d+)\.(\d+)", self.version)
-        line = tuple(map(int, RECORDED_LINE.split(".")))
+        line = tuple(map(int, RECORDED_RELEASE.split(".")))
         return found is not None and tuple(map(int, found.groups())) > line
 
     def named(self, name: str) -> Any:
@@ -92,9 +92,9 @@ def load_package(*, is_engine: bool = False) -> Package:
 
     Raises ExecutorUnavailable if the package is missing, cannot be loaded, or lacks a function or
     class that every known version has; with `is_engine`, also if it lacks the TensorRT backend.
-    Logs a warning for a release other than RECORDED_LINE.
+    Logs a warning for a release other than RECORDED_RELEASE.
     """
-    forget_mpi_job(os.environ)
+    remove_mpi_variables(os.environ)
     # Later versions send usage reports to the vendor unless this variable is set.
     os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     try:
@@ -116,7 +116,7 @@ def load_package(*, is_engine: bool = False) -> Package:
         raise _lacks(version, str(error.name)) from error
 
 
-def forget_mpi_job(environment: MutableMapping[str, str]) -> None:
+def remove_mpi_variables(environment: MutableMapping[str, str]) -> None:
     """Remove the variables of an MPI job from `environment`; variables that only tune MPI are
     kept.
     """
@@ -189,12 +189,12 @@ def _optional_module(name: str) -> ModuleType | None:
 
 
 def _warn_of_another_line(version: str) -> None:
-    if not re.match(rf"{re.escape(RECORDED_LINE)}(\D|$)", version):
+    if not re.match(rf"{re.escape(RECORDED_RELEASE)}(\D|$)", version):
         logger.warning(
             "tensorrt_llm is %s; the trtllm executor was written for release %s: run"
             " `penstock verify` before you rely on it",
             version,
-            RECORDED_LINE,
+            RECORDED_RELEASE,
         )
 
 
@@ -208,5 +208,5 @@ def _broken(error: Exception) -> ExecutorUnavailable:
 def _lacks(version: str, name: str) -> ExecutorUnavailable:
     return ExecutorUnavailable(
         f"tensorrt_llm {version} has no {name}; the trtllm executor was written for"
-        f" release {RECORDED_LINE}"
+        f" release {RECORDED_RELEASE}"
     )

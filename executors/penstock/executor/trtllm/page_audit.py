@@ -1,8 +1,9 @@
-"""Compares the scheduler's count of used KV cache blocks (the mirror) with the engine's statistics.
+"""Compares the scheduler's count of used KV cache blocks (the expected number) with the engine's
+statistics.
 
-The statistics lag by a fraction of a second, so they are compared with the mirror's recent maximum
-and minimum. Values outside this range (drift) are counted, and logged if the drift is the largest
-so far. They are not fatal, because the engine manages its memory.
+The statistics lag by a fraction of a second, so they are compared with the recent maximum and
+minimum of the expected number. Values outside this range (drift) are counted, and logged if the
+drift is the largest so far. They are not fatal, because the engine manages its memory.
 """
 
 import logging
@@ -12,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 _MISSED_S = 30.0
 _WINDOW_S = 2.0
-"""Seconds of the mirror's history that the engine's statistics are compared with: their maximum
-age.
+"""Seconds of the history of the expected number that the engine's statistics are compared with:
+the maximum age of the statistics.
 """
 
 
@@ -31,9 +32,9 @@ class PageAudit:
         self.worst_drift = 0
         self.num_missed = 0
         self._checked_s: float | None = None
-        self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
+        self._expected: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
 
-    def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
+    def record_expected(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
         """Record that, at `now_s`, the scheduler counts `num_blocks` used blocks and the engine may
         use up to `slack_blocks` more.
 
@@ -41,12 +42,12 @@ class PageAudit:
         requests that the engine has not released.
         """
         least, most = num_blocks, num_blocks + slack_blocks
-        if self._mirror[-1][1:] == (least, most):
+        if self._expected[-1][1:] == (least, most):
             return
-        self._mirror.append((now_s, least, most))
+        self._expected.append((now_s, least, most))
         # Keep the last value before the window: it is the value at the window's start.
-        while len(self._mirror) > 1 and self._mirror[1][0] < now_s - _WINDOW_S:
-            self._mirror.popleft()
+        while len(self._expected) > 1 and self._expected[1][0] < now_s - _WINDOW_S:
+            self._expected.popleft()
 
     def expect_check(self, now_s: float, *, is_busy: bool) -> None:
         """Count a missed period if there was no `check` for more than 30 s; call it at each step
@@ -70,8 +71,8 @@ class PageAudit:
         return the distance from that range in blocks, negative if the number is below it, 0 if it
         is within.
         """
-        over = num_engine_blocks - max(most for _, _, most in self._mirror)
-        under = min(least for _, least, _ in self._mirror) - num_engine_blocks
+        over = num_engine_blocks - max(most for _, _, most in self._expected)
+        under = min(least for _, least, _ in self._expected) - num_engine_blocks
         drift = over if over > 0 else -max(under, 0)
         self.num_checks += 1
         self._checked_s = None

@@ -61,7 +61,7 @@ class RequestMapping:
         self._vocab_size = vocab_size
         self._features = offered_features(config, package)
         self._sampling_arguments = frozenset(inspect.signature(package.sampling_params).parameters)
-        self._uncached_numbers: Iterator[int] = itertools.count()
+        self._unique_numbers: Iterator[int] = itertools.count()
         _check_arguments(config, package)
         self._adapters: dict[str, LoRARequest] = {
             adapter.name: package.lora_request(
@@ -73,7 +73,7 @@ class RequestMapping:
     def arguments(self, spec: RequestSpec, tokens: NDArray[np.int32]) -> dict[str, Any]:
         """Return the keyword arguments for `generate_async`.
 
-        `tokens` int32 [n]: all known tokens of the request, its prompt and any output from before a
+        `tokens` int32 [n]: all tokens of the request: its prompt and any output from before a
         preemption or a replay. Raises ValueError naming a field that the engine would reject or
         ignore; NotResumable for a constrained request with output.
         """
@@ -115,7 +115,7 @@ class RequestMapping:
         if max_tokens < 1:
             # A request without tokens to generate ended the engine (NVIDIA issue #7692).
             raise ValueError("max_tokens: must leave at least one token to generate")
-        min_tokens = max(0, spec.num_barred_tokens - num_generated)
+        min_tokens = max(0, spec.num_stop_banned_tokens - num_generated)
         if min_tokens:
             self._require(Feature.MIN_TOKENS, "min_tokens")
         options: dict[str, Any] = {
@@ -129,9 +129,9 @@ class RequestMapping:
             "detokenize": False,
             "add_special_tokens": False,
         }
-        options |= self._drawing(spec)
+        options |= self._sampling_options(spec)
         options |= self._penalties(spec)
-        options |= _stops(spec.stop_ids, is_barred=min_tokens > 0)
+        options |= _stops(spec.stop_ids, is_banned=min_tokens > 0)
         if min_tokens:
             options["min_tokens"] = min_tokens
         if spec.sampling.logit_bias:
@@ -143,7 +143,7 @@ class RequestMapping:
         params: SamplingParams = self._package.sampling_params(**options)
         return params
 
-    def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
+    def _sampling_options(self, spec: RequestSpec) -> dict[str, Any]:
         """Return temperature, top-p and top-k, and min-p if it is positive. The first three are
         always set, because the engine decodes greedily without them.
         """
@@ -229,7 +229,7 @@ class RequestMapping:
         """
         if spec.hash_salt:
             return spec.hash_salt.hex()
-        return f"alone-{spec.key}-{next(self._uncached_numbers)}"
+        return f"alone-{spec.key}-{next(self._unique_numbers)}"
 
     def _lora_request(self, name: str) -> LoRARequest:
         if name not in self._adapters:
@@ -280,12 +280,12 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
         )
 
 
-def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
+def _stops(stop_ids: tuple[int, ...], *, is_banned: bool) -> dict[str, Any]:
     """Return the arguments that end the output, by token ids only.
 
     `end_id` is always set, because the engine would otherwise need a tokenizer. It is the last stop
     id, because the front appends a model's end-of-sequence ids to those of the request.
-    If the request has `min_tokens` left (`is_barred`), the engine gets only this id: it does not
+    If the request has `min_tokens` left (`is_banned`), the engine gets only this id: it does not
     stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The scheduler
     also checks every token, and ends the request at any stop id after `min_tokens`.
     """
@@ -296,7 +296,7 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
         # Otherwise the last result lacks tokens that were delivered before.
         "include_stop_str_in_output": True,
     }
-    if len(stop_ids) > 1 and not is_barred:
+    if len(stop_ids) > 1 and not is_banned:
         options["stop_token_ids"] = list(stop_ids[:-1])
     return options
 

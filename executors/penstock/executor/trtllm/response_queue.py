@@ -41,7 +41,7 @@ class Response:
         finish_reason: Why the sequence ended, such as "stop" or "length"; empty if the engine gave
             no reason.
         stop_id: The stop token id that ended the sequence; -1 if none did.
-        is_own: Whether the response was created by this executor, not by the engine.
+        is_synthetic: Whether the response was created by this executor, not by the engine.
     """
 
     submitted: SubmittedRequest
@@ -54,12 +54,12 @@ class Response:
     failure: str = ""
     is_rejected: bool = False
     is_constraint_error: bool = False
-    is_own: bool = False
+    is_synthetic: bool = False
 
 
 class ResponseQueue:
-    """Passes responses between two threads. Call `put` and `note` on the event loop's thread, `die`
-    on any thread, the other methods on the scheduler's thread.
+    """Passes responses between two threads. Call `put` and `put_stats` on the event loop's thread,
+    `fail` on any thread, the other methods on the scheduler's thread.
 
     Statistics of an engine iteration are delivered after the responses of that iteration, so the
     two can be compared.
@@ -69,10 +69,10 @@ class ResponseQueue:
         self._lock = threading.Lock()
         self._pending: list[Response] = []
         self._ready: list[Response] = []
-        self._noted: EngineStats | None = None
+        self._queued_stats: EngineStats | None = None
         self._stats: EngineStats | None = None
         self._taken_stats: EngineStats | None = None
-        self._death: BaseException | None = None
+        self._engine_error: BaseException | None = None
         self._is_notified = False
         self._is_closed = False
         self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +84,7 @@ class ResponseQueue:
             loop.call_soon(self._flush)
         self._pending.append(response)
 
-    def note(
+    def put_stats(
         self,
         stats: EngineStats,
         loop: asyncio.AbstractEventLoop,
@@ -94,9 +94,9 @@ class ResponseQueue:
         responses of the same engine iteration have arrived. Does not wake the scheduler's thread.
         """
         if num_turns:
-            loop.call_soon(self.note, stats, loop, num_turns - 1)
+            loop.call_soon(self.put_stats, stats, loop, num_turns - 1)
             return
-        self._noted = stats
+        self._queued_stats = stats
         loop.call_soon(self._flush)
 
     def fail(self, error: BaseException) -> None:
@@ -104,7 +104,7 @@ class ResponseQueue:
         the scheduler's thread.
         """
         with self._lock:
-            self._death = self._death or error
+            self._engine_error = self._engine_error or error
             self._wake()
 
     def take(self) -> list[Response]:
@@ -118,8 +118,10 @@ class ResponseQueue:
                 self._is_notified = False
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.ready_fd, 16)
-            if self._death is not None:
-                raise ExecutorDied(f"the engine died: {self._death!r}") from self._death
+            if self._engine_error is not None:
+                raise ExecutorDied(
+                    f"the engine died: {self._engine_error!r}"
+                ) from self._engine_error
             updates, self._ready = self._ready, []
             self._taken_stats, self._stats = self._stats or self._taken_stats, None
             return updates
@@ -141,7 +143,7 @@ class ResponseQueue:
 
     def _flush(self) -> None:
         with self._lock:
-            self._stats, self._noted = self._noted or self._stats, None
+            self._stats, self._queued_stats = self._queued_stats or self._stats, None
             if self._pending:
                 self._ready += self._pending
                 self._pending.clear()

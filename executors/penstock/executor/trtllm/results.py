@@ -71,7 +71,7 @@ def result_of(updates: Iterable[Response]) -> StepResult:
 
 def _failure_of(response: Response) -> SlotFailure | None:
     detail = response.failure
-    if detail and not response.is_own:
+    if detail and not response.is_synthetic:
         # The engine's text may quote the client's text, which is logged only if the settings allow
         # it.
         logger.debug(

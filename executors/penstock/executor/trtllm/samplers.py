@@ -23,7 +23,7 @@ HONOURED: Final[Mapping[SamplerType, frozenset[SamplerOption]]] = {
     # The default of release 1.2. It ignores the three penalties (NVIDIA issue #9442; PR #16485 adds
     # them, which `Package.honours_penalties` reports), the seed (one generator for all requests; PR
     # #17172) and min_p (PR #16590). Its check for early ends counts the prompt too, so that
-    # min_tokens bars nothing.
+    # min_tokens has no effect.
     SamplerType.TORCH: frozenset(),
     # The older C++ sampler: supports all of these, except with speculative decoding, but no log
     # probabilities. Deprecated, removed in 1.4.
@@ -42,7 +42,7 @@ GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
 }
 """The constraints that each guided decoding backend can enforce."""
 
-_PROMISED: Final[Mapping[SamplerOption, Feature]] = {
+_FEATURES: Final[Mapping[SamplerOption, Feature]] = {
     SamplerOption.PENALTIES: Feature.PENALTIES,
     SamplerOption.SEED: Feature.SEED,
     SamplerOption.MIN_TOKENS: Feature.MIN_TOKENS,
@@ -72,8 +72,8 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
     for a prompt omit the prompt's own tokens.
     """
     honoured = honoured_options(config, package)
-    features = {_PROMISED[promise] for promise in honoured}
-    if not _draws_inside_model(config.speculative_config):
+    features = {_FEATURES[option] for option in honoured}
+    if not _samples_inside_model(config.speculative_config):
         features |= {Feature.LOGPROBS, Feature.LOGIT_BIAS}
     if package.runs_engines or config.sampler_type is SamplerType.TRTLLM:
         # In the TensorRT backend, aborted streams with log probabilities end the process (NVIDIA
@@ -88,7 +88,7 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
     return frozenset(features)
 
 
-def _draws_inside_model(settings: SpeculativeSettings | None) -> bool:
+def _samples_inside_model(settings: SpeculativeSettings | None) -> bool:
     """Return whether tokens are sampled inside the model's forward pass, where logit bias and log
     probabilities are not supported.
     """

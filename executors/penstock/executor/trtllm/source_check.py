@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 _FACTS: Final = Path(__file__).with_name("facts")
-LINE: Final = "1.2"
-_GENERATIONS: Final = (LINE, "1.2rc", "1.3")
+RELEASE: Final = "1.2"
+_GENERATIONS: Final = (RELEASE, "1.2rc", "1.3")
 _GROUPS: Final = ("fields", "attributes", "methods")
 
 _FILES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -70,7 +70,7 @@ _INHERITED: Final = {"model_fields"}
 _NATIVE: Final = ("binding", "enum")
 """Kinds of entries that are defined in native code and therefore not compared."""
 
-_MOST_SHOWN: Final = 10
+_MAX_SHOWN: Final = 10
 _FACTORY: Final = "a factory"
 _REQUIRED: Final = "required"
 
@@ -110,19 +110,19 @@ class SourceReport:
         found = [f"as recorded of generation {self.generation}"]
         if self.differences:
             found = [f"not as recorded of generation {self.generation}"]
-            found += map(str, self.differences[:_MOST_SHOWN])
-            found += ["..."] if len(self.differences) > _MOST_SHOWN else []
+            found += map(str, self.differences[:_MAX_SHOWN])
+            found += ["..."] if len(self.differences) > _MAX_SHOWN else []
         if self.not_found:
             found.append(f"classes not found: {', '.join(self.not_found)}")
         return "; ".join(found)
 
 
-def load_facts(generation: str = LINE) -> dict[str, Any]:
+def load_facts(generation: str = RELEASE) -> dict[str, Any]:
     """Return the table of facts about TensorRT-LLM for `generation` (see `generation_of`): that of
     release 1.2, with the changes of the generation's file applied.
     """
-    table = _table(LINE)
-    if generation == LINE:
+    table = _table(RELEASE)
+    if generation == RELEASE:
         return table
     other = _table(generation)
     for path in other["absent"]:
@@ -140,10 +140,10 @@ def generation_of(version: str) -> str:
     """
     found = re.match(r"(\d+)\.(\d+)(?:\.\d+)?(rc[0-5]\b)?", version)
     if found is None:
-        return LINE
+        return RELEASE
     if (int(found[1]), int(found[2])) > (1, 2):
         return "1.3"
-    return "1.2rc" if found[3] else LINE
+    return "1.2rc" if found[3] else RELEASE
 
 
 def check_source(folder: Path, generation: str = "") -> SourceReport:
@@ -245,7 +245,7 @@ class _Tree:
             text = file.read_text(encoding="utf-8") if file.is_file() else ""
             if found := re.search(r"^__version__\s*=\s*[\"']([^\"']+)", text, re.MULTILINE):
                 return found[1]
-        return LINE
+        return RELEASE
 
     def find(self, name: str) -> _Found | None:
         """Return the members of a class and of its `_PARTS`; None if it is not found."""

@@ -19,10 +19,10 @@ from penstock.executor.trtllm.loop_thread import in_worker
 
 logger = logging.getLogger(__name__)
 
-_SILENCE_S: Final = 1.0
+_READ_TIMEOUT_S: Final = 1.0
 """How long one read waits for statistics, seconds. With 0, the read would raise if there are none.
 """
-_LIMIT_S: Final = 10.0
+_WARNING_INTERVAL_S: Final = 10.0
 """Interval, in seconds, of warnings while `get_stats` does not return; it is still awaited."""
 _INTERVAL_S: Final = 0.2
 """Seconds between two fetches; each fetch returns all iterations since the last one."""
@@ -65,16 +65,16 @@ def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
 class StatsPoller:
     """Reads the engine's statistics on the event loop; an engine must have only one reader.
 
-    `note` is called with the statistics of every iteration that has those of the KV cache.
+    `on_stats` is called with the statistics of every iteration that has those of the KV cache.
     `is_busy` returns whether requests are inside the engine; without requests, the engine runs no
     iterations.
     """
 
     def __init__(
-        self, llm: Llm, note: Callable[[EngineStats], None], is_busy: Callable[[], bool]
+        self, llm: Llm, on_stats: Callable[[EngineStats], None], is_busy: Callable[[], bool]
     ) -> None:
         self._llm = llm
-        self._note = note
+        self._on_stats = on_stats
         self._is_busy = is_busy
         self._submitted = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -113,9 +113,9 @@ class StatsPoller:
         """
         loop = asyncio.get_running_loop()
         count, began_s = 0, loop.time()
-        stats = self._llm.get_stats_async(_SILENCE_S)
+        stats = self._llm.get_stats_async(_READ_TIMEOUT_S)
         async for raw in stats:
-            self._pass_on(raw)
+            self._forward(raw)
             count += 1
             if self._stopping.is_set():
                 return 0
@@ -133,20 +133,22 @@ class StatsPoller:
         0.2 s; return their number.
         """
         fetching = asyncio.ensure_future(
-            in_worker(lambda: self._llm.get_stats(_SILENCE_S), "trtllm statistics")
+            in_worker(lambda: self._llm.get_stats(_READ_TIMEOUT_S), "trtllm statistics")
         )
-        while not (await asyncio.wait([fetching], timeout=_LIMIT_S))[0]:
-            logger.warning("the engine's statistics were not returned within %g s", _LIMIT_S)
+        while not (await asyncio.wait([fetching], timeout=_WARNING_INTERVAL_S))[0]:
+            logger.warning(
+                "the engine's statistics were not returned within %g s", _WARNING_INTERVAL_S
+            )
         batch = fetching.result()
         for raw in batch:
-            self._pass_on(raw)
+            self._forward(raw)
         await asyncio.sleep(_INTERVAL_S)
         return len(batch)
 
-    def _pass_on(self, raw: Mapping[str, Any] | str) -> None:
+    def _forward(self, raw: Mapping[str, Any] | str) -> None:
         stats = read_stats(raw)
         if stats is not None:
-            self._note(stats)
+            self._on_stats(stats)
 
 
 def _is_fetched(llm: Llm) -> bool:

@@ -44,7 +44,7 @@ class _OutputStream:
     result: RequestOutput | None = None
     task: "asyncio.Task[None] | None" = None
     is_aborted: bool = False
-    has_answered: bool = False
+    has_responded: bool = False
     grace: asyncio.TimerHandle | None = None
 
     def abort(self) -> None:
@@ -85,7 +85,7 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def carry_out(
+    def abort_and_submit(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
         """Abort and then submit requests; aborts come first, since they free resources. An
@@ -120,17 +120,17 @@ class Streams:
         stream = _OutputStream(submitted)
         if submitted.spec.constraint is not None and self.constraint_fault is not None:
             checking = self.constraint_fault
-            following = self._follow_checked(stream, arguments, checking)
+            running = self._check_and_submit(stream, arguments, checking)
         else:
-            rejected = self._hand_over(stream, arguments)
+            rejected = self._send_to_engine(stream, arguments)
             if rejected is not None:
                 self._put(rejected)
                 return
-            following = self._follow(stream)
+            running = self._read_until_end(stream)
         self._streams[submitted] = stream
-        stream.task = self.loop.create_task(following)
+        stream.task = self.loop.create_task(running)
 
-    def _hand_over(self, stream: _OutputStream, arguments: dict[str, Any]) -> Response | None:
+    def _send_to_engine(self, stream: _OutputStream, arguments: dict[str, Any]) -> Response | None:
         """Submit a request to the engine; return None if the engine accepts it, else the final
         response to report for it.
 
@@ -160,15 +160,15 @@ class Streams:
             if stream.task is not None:
                 stream.task.cancel()
         else:
-            stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
+            stream.grace = self.loop.call_later(self.abort_grace_s, self._on_abort_timeout, stream)
 
-    def _give_up(self, stream: _OutputStream) -> None:
+    def _on_abort_timeout(self, stream: _OutputStream) -> None:
         # The request was most likely in the engine's queue, where an abort gets no response.
         self.num_unconfirmed_aborts += 1
         if stream.task is not None:
             stream.task.cancel()
 
-    async def _follow_checked(
+    async def _check_and_submit(
         self, stream: _OutputStream, arguments: dict[str, Any], fault_of: ConstraintFault
     ) -> None:
         """Check the constraint; if it passes, submit the request and read its responses, else
@@ -184,24 +184,24 @@ class Streams:
             if fault:
                 last = _rejected(submitted, fault, is_rejected=True, is_constraint_error=True)
             elif not stream.is_aborted:
-                last = self._hand_over(stream, arguments)
+                last = self._send_to_engine(stream, arguments)
         except asyncio.CancelledError:
             logger.debug("aborted while a constraint was checked")
         except Exception as error:
             self.responses.fail(error)
         if last is None:
-            await self._follow(stream)
+            await self._read_until_end(stream)
         else:
             del self._streams[submitted]
             self._put(last)
 
-    async def _follow(self, stream: _OutputStream) -> None:
+    async def _read_until_end(self, stream: _OutputStream) -> None:
         submitted = stream.submitted
         last = Response(submitted, is_last=True, failure="the engine ended it without a result")
         try:
             last = await self._read(stream)
         except asyncio.CancelledError:
-            last = Response(submitted, is_last=True, failure="given up", is_own=True)
+            last = Response(submitted, is_last=True, failure="given up", is_synthetic=True)
         except self.request_error as error:
             last = self._failed(stream, str(error))
         except Exception as error:
@@ -224,7 +224,7 @@ class Streams:
         if is_fatal(text, quoted):
             self.responses.fail(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
         # If the engine has responded before, it has accepted the request.
-        is_early = not stream.has_answered
+        is_early = not stream.has_responded
         return Response(
             stream.submitted,
             is_last=True,
@@ -261,9 +261,9 @@ class Streams:
             response = Response(submitted, sequence.token_ids[num_sent:])
             if wants_logprobs:
                 response.logprobs = _new_logprobs(sequence, num_sent, response.tokens)
-            if not stream.has_answered:
+            if not stream.has_responded:
                 response.num_cached = output.cached_tokens
-                stream.has_answered = True
+                stream.has_responded = True
             if output.finished:
                 response.is_last = True
                 response.finish_reason = sequence.finish_reason or ""
@@ -294,7 +294,7 @@ def _rejected(
         failure=failure,
         is_rejected=is_rejected,
         is_constraint_error=is_constraint_error,
-        is_own=True,
+        is_synthetic=True,
     )
 
 

@@ -33,12 +33,12 @@ class Watchdog:
         self._next_search_s = now_s
         self._num_failures_in_row = 0
 
-    def watch(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
+    def expect(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
         """Expect responses to these requests, which are being submitted, from now on."""
         self._count_silence(now_s)
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 
-    def forget(self, submitted: SubmittedRequest, now_s: float) -> None:
+    def remove(self, submitted: SubmittedRequest, now_s: float) -> None:
         """Expect no more responses for this request."""
         self._count_silence(now_s)
         self._silent_since_s.pop(submitted, None)
@@ -50,7 +50,7 @@ class Watchdog:
         for response in responses:
             if response.is_last:
                 self._silent_since_s.pop(response.submitted, None)
-            if response.is_own:
+            if response.is_synthetic:
                 if response.is_constraint_error and not self._silent_since_s:
                     # Rejected before submission, so no response of the engine is due.
                     self._silence_s = 0.0

@@ -27,7 +27,7 @@ from penstock.gateway.ray.ending_carrier import (
 )
 from penstock.gateway.ray.load import LoadGauge
 from penstock.gateway.ray.methods import METHODS, Method
-from penstock.gateway.ray.relay import Answer, Ending, Pairs, Relay, passed_on
+from penstock.gateway.ray.relay import CallStatus, Metadata, Relay, UnaryResult, forwarded_metadata
 from penstock.gateway.ray.service import ReplicaService, Settings, settings_of
 
 logger = logging.getLogger("ray.serve")
@@ -49,8 +49,8 @@ DEPLOYMENT: dict[str, Any] = {
 
 
 class PenstockReplica:
-    """One service behind Serve's ingress. `_add_methods` adds a method for each RPC, with its
-    name."""
+    """One service behind Serve's ingress. `_add_methods` adds a method for each RPC, with the RPC's
+    name. The constructor starts the service, and raises as that of `ReplicaService` does."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -62,8 +62,8 @@ class PenstockReplica:
         self._gauge = LoadGauge(self._service.operations)
 
     def check_health(self) -> None:
-        """Raise ReplicaServiceFailed if the service has ended. Serve calls this, and then
-        replaces the replica."""
+        """Raise ReplicaServiceFailed if the service has ended. Called by Serve, which replaces a
+        replica whose check fails."""
         self._service.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -75,13 +75,13 @@ class PenstockReplica:
         """Cancel a request on the replica that has it. Any replica may receive the call: it tries
         its own service first, and then all replicas if that service does not have the request.
         """
-        metadata = passed_on(grpc_context.invocation_metadata())
-        answer = await self.relay.unary(_CANCEL, data, metadata)
-        if answer.ending.code is grpc.StatusCode.NOT_FOUND:
-            answer = await self._cancel_elsewhere(data, metadata) or answer
-        return _handed_over(answer, grpc_context)
+        metadata = forwarded_metadata(grpc_context.invocation_metadata())
+        result = await self.relay.unary(_CANCEL, data, metadata)
+        if result.status.code is grpc.StatusCode.NOT_FOUND:
+            result = await self._cancel_elsewhere(data, metadata) or result
+        return _raw_message(result, grpc_context)
 
-    async def cancel_here(self, data: bytes, metadata: Pairs) -> Answer:
+    async def cancel_here(self, data: bytes, metadata: Metadata) -> UnaryResult:
         """Cancel a request of this replica and return the result. Called by the replica that
         received the call."""
         return await self.relay.unary(_CANCEL, data, metadata)
@@ -107,22 +107,22 @@ class PenstockReplica:
         await self._gauge.close()
         await self.relay.close()
 
-    async def _cancel_elsewhere(self, data: bytes, metadata: Pairs) -> Answer | None:
+    async def _cancel_elsewhere(self, data: bytes, metadata: Metadata) -> UnaryResult | None:
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         asked = handle.broadcast("cancel_here", data, metadata)
         # A replica that dies meanwhile has no requests to cancel, but other replicas may have some.
-        results: list[Answer | BaseException] = await asked.results_async(
+        results: list[UnaryResult | BaseException] = await asked.results_async(
             timeout_s=_BROADCAST_TIMEOUT_S, return_exceptions=True
         )
-        answers = (each for each in results if isinstance(each, Answer))
-        return next((a for a in answers if a.ending.code is not grpc.StatusCode.NOT_FOUND), None)
+        known = (each for each in results if isinstance(each, UnaryResult))
+        return next((a for a in known if a.status.code is not grpc.StatusCode.NOT_FOUND), None)
 
 
 def _unary(method: Method) -> Any:
     async def relayed(self: PenstockReplica, data: bytes, grpc_context: Any) -> RawMessage:
-        metadata = passed_on(grpc_context.invocation_metadata())
-        return _handed_over(await self.relay.unary(method, data, metadata), grpc_context)
+        metadata = forwarded_metadata(grpc_context.invocation_metadata())
+        return _raw_message(await self.relay.unary(method, data, metadata), grpc_context)
 
     return relayed
 
@@ -131,9 +131,9 @@ def _stream(method: Method) -> Any:
     async def relayed(
         self: PenstockReplica, data: bytes, grpc_context: Any
     ) -> AsyncGenerator[RawMessage | EndingCarrier]:
-        metadata = passed_on(grpc_context.invocation_metadata())
+        metadata = forwarded_metadata(grpc_context.invocation_metadata())
         items = self.relay.stream(method, data, metadata)
-        async with contextlib.aclosing(_items_handed_over(items, grpc_context)) as handed_over:
+        async with contextlib.aclosing(_raw_items(items, grpc_context)) as handed_over:
             async for item in handed_over:
                 yield item
 
@@ -144,22 +144,22 @@ def _bidirectional(method: Method) -> Any:
     async def relayed(
         self: PenstockReplica, requests: AsyncIterator[bytes], grpc_context: Any
     ) -> AsyncGenerator[RawMessage | EndingCarrier]:
-        metadata = passed_on(grpc_context.invocation_metadata())
+        metadata = forwarded_metadata(grpc_context.invocation_metadata())
         items = self.relay.bidirectional(method, requests, metadata)
-        async with contextlib.aclosing(_items_handed_over(items, grpc_context)) as handed_over:
+        async with contextlib.aclosing(_raw_items(items, grpc_context)) as handed_over:
             async for item in handed_over:
                 yield item
 
     return relayed
 
 
-def _handed_over(answer: Answer, grpc_context: Any) -> RawMessage:
-    _set_status(answer.ending, grpc_context)
-    return RawMessage(answer.data)
+def _raw_message(result: UnaryResult, grpc_context: Any) -> RawMessage:
+    _set_status(result.status, grpc_context)
+    return RawMessage(result.data)
 
 
-async def _items_handed_over(
-    items: AsyncGenerator[bytes | Ending], grpc_context: Any
+async def _raw_items(
+    items: AsyncGenerator[bytes | CallStatus], grpc_context: Any
 ) -> AsyncGenerator[RawMessage | EndingCarrier]:
     async with contextlib.aclosing(items):
         async for item in items:
@@ -174,12 +174,12 @@ async def _items_handed_over(
                 raise RuntimeError(item.message)  # Serve takes the status from the context.
 
 
-def _set_status(ending: Ending, grpc_context: Any) -> None:
+def _set_status(status: CallStatus, grpc_context: Any) -> None:
     replica = serve.get_replica_context().replica_id.unique_id
-    grpc_context.set_trailing_metadata([*ending.trailers, (REPLICA_TRAILER, replica)])
-    if ending.code is not grpc.StatusCode.OK:
-        grpc_context.set_code(ending.code)
-        grpc_context.set_details(ending.message)
+    grpc_context.set_trailing_metadata([*status.trailers, (REPLICA_TRAILER, replica)])
+    if status.code is not grpc.StatusCode.OK:
+        grpc_context.set_code(status.code)
+        grpc_context.set_details(status.message)
 
 
 def _add_methods() -> None:

@@ -15,10 +15,10 @@ import grpc.aio
 
 from penstock.gateway.ray.methods import Method
 
-Pairs: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
+Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
 # Metadata that is meant for Serve, or concerns the connection to Serve.
-_NOT_PASSED = frozenset(
+_NOT_FORWARDED = frozenset(
     {"application", "multiplexed_model_id", "request_id", "session_id", "user-agent", "te"}
 )
 _OPTIONS = (
@@ -31,33 +31,33 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """The end of a call.
+class CallStatus:
+    """The status with which a call ended.
 
     `trailers` has the headers of the call and its trailers, because Serve cannot send headers.
     """
 
     code: grpc.StatusCode
     message: str
-    trailers: Pairs
+    trailers: Metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class UnaryResult:
     """The result of a unary call: the response, which is empty if the call failed, and the
     status."""
 
     data: bytes
-    ending: Ending
+    status: CallStatus
 
 
-def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
+def forwarded_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
     """Return the caller's metadata for the service: without the entries for Serve, gRPC and
     HTTP/2."""
     return tuple(
         (key, value)
         for key, value in metadata
-        if key not in _NOT_PASSED and not key.startswith((":", "grpc-"))
+        if key not in _NOT_FORWARDED and not key.startswith((":", "grpc-"))
     )
 
 
@@ -72,20 +72,20 @@ class Relay:
         """Close the connection, which cancels open calls."""
         await self._channel.close()
 
-    async def unary(self, method: Method, data: bytes, metadata: Pairs) -> Answer:
+    async def unary(self, method: Method, data: bytes, metadata: Metadata) -> UnaryResult:
         """Make a call with one message in each direction, and return the response and the status,
         also if the call fails."""
         call = self._channel.unary_unary(method.path)(data, metadata=metadata)
         try:
-            answer: bytes = await call
+            result: bytes = await call
         except grpc.aio.AioRpcError:
-            answer = b""
-        return Answer(data=answer, ending=await _ending(call))
+            result = b""
+        return UnaryResult(data=result, status=await _status_of(call))
 
     async def stream(
-        self, method: Method, data: bytes, metadata: Pairs
-    ) -> AsyncGenerator[bytes | Ending]:
-        """Make a call with one message. Yield its responses, and then an `Ending` as the last item.
+        self, method: Method, data: bytes, metadata: Metadata
+    ) -> AsyncGenerator[bytes | CallStatus]:
+        """Make a call with one message. Yield its responses, and then its `CallStatus`.
 
         Closing the generator cancels the call.
         """
@@ -95,12 +95,12 @@ class Relay:
                 yield item
 
     async def bidirectional(
-        self, method: Method, requests: AsyncIterator[bytes], metadata: Pairs
-    ) -> AsyncGenerator[bytes | Ending]:
+        self, method: Method, requests: AsyncIterator[bytes], metadata: Metadata
+    ) -> AsyncGenerator[bytes | CallStatus]:
         """Make a call with messages in both directions. The results are as in `stream`.
 
         The end of `requests` closes only that direction. An exception in it cancels the call; the
-        last item is then an `Ending` with CANCELLED.
+        last item is then a `CallStatus` with CANCELLED.
         """
         call = self._channel.stream_stream(method.path)(metadata=metadata)
         writer = asyncio.create_task(_send(call, requests))
@@ -115,7 +115,7 @@ class Relay:
             if failure is None:
                 raise
             message = f"the caller's messages cannot be read: {type(failure).__name__}"
-            yield Ending(code=grpc.StatusCode.CANCELLED, message=message, trailers=())
+            yield CallStatus(code=grpc.StatusCode.CANCELLED, message=message, trailers=())
         finally:
             writer.cancel()
             await asyncio.wait([writer])
@@ -141,18 +141,18 @@ def _failure_of(writer: "asyncio.Task[None]") -> BaseException | None:
     return writer.exception()
 
 
-async def _received(call: Any) -> AsyncGenerator[bytes | Ending]:
+async def _received(call: Any) -> AsyncGenerator[bytes | CallStatus]:
     try:
         with contextlib.suppress(grpc.aio.AioRpcError):
             while (data := await call.read()) is not grpc.aio.EOF:
                 yield data
-        yield await _ending(call)
+        yield await _status_of(call)
     finally:
         call.cancel()  # Has no effect on a call that has ended.
 
 
-async def _ending(call: Any) -> Ending:
+async def _status_of(call: Any) -> CallStatus:
     headers = tuple(await call.initial_metadata() or ())
     trailers = tuple(await call.trailing_metadata() or ())
     code: grpc.StatusCode = await call.code()
-    return Ending(code=code, message=await call.details() or "", trailers=headers + trailers)
+    return CallStatus(code=code, message=await call.details() or "", trailers=headers + trailers)

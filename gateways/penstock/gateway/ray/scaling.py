@@ -1,7 +1,7 @@
 """Computes the required number of replicas from the queues of the current replicas.
 
-Contains the rule, which Serve's controller calls about ten times per second. Uses only the standard
-library, because the controller gets a copy of this module. Limits and delays are those of Serve
+Serve's controller calls the rule about ten times per second. Uses only the standard library,
+because the controller gets a copy of this module. Limits and delays are those of Serve
 (`autoscaling_config`).
 
 Scaling up depends on the wait, because callers experience the length of a queue in seconds, not in

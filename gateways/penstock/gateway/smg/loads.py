@@ -60,7 +60,7 @@ class LoadReport:
         self._samples: deque[tuple[float, int, int]] = deque()
         self._usages: deque[Usage] = deque(maxlen=_MAX_REQUESTS)
 
-    def note(self, usage: Usage) -> None:
+    def record_usage(self, usage: Usage) -> None:
         """Record the usage of a request that ended without an error."""
         self._usages.append(usage)
 
@@ -75,11 +75,11 @@ class LoadReport:
             num_used_tokens=state.num_used_blocks * info.block_size,
             num_total_tokens=info.num_blocks * info.block_size,
             max_num_running=info.max_num_seqs,
-            output_tokens_per_s=self._speed(state),
+            output_tokens_per_s=self._output_rate(state),
             cache_hit_share=self._hit_share(),
         )
 
-    def _speed(self, state: LoadState) -> float:
+    def _output_rate(self, state: LoadState) -> float:
         now_s = self._clock()
         samples = self._samples
         if samples and samples[-1][1] != state.epoch:

@@ -29,7 +29,7 @@ _ANY_OBJECT: Final = '{"type":"object"}'
 _UINT64: Final = (1 << 64) - 1
 
 
-def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
+def penstock_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
     """Convert a gateway's request to Penstock's message. Raises RequestError: FEATURE_UNSUPPORTED,
     INVALID_ARGUMENT."""
     _reject_unsupported(message)

@@ -26,7 +26,7 @@ REASONS: Final[dict[FinishReason, str]] = {
 }
 
 
-class _Head:
+class _PromptInfo:
     """The token counts and the log-probabilities of a request's prompt."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ChunkEncoder:
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
-        self._head = _Head()
+        self._prompt_info = _PromptInfo()
         self._begun: set[int] = set()
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
@@ -79,31 +79,31 @@ class ChunkEncoder:
                     for end in event.outputs:
                         yield _complete(end, event.usage, (), None)
                 case _:
-                    self._head.receive(event)
+                    self._prompt_info.receive(event)
         yield from self._chunks(records)
 
     def _chunks(self, records: dict[int, list[events.TokenRecord]]) -> Iterator[bytes]:
-        for index, all_of_it in records.items():
-            for start in range(0, len(all_of_it), _MAX_CHUNK_TOKENS):
-                yield self._chunk(index, all_of_it[start : start + _MAX_CHUNK_TOKENS])
+        for index, all_records in records.items():
+            for start in range(0, len(all_records), _MAX_CHUNK_TOKENS):
+                yield self._chunk(index, all_records[start : start + _MAX_CHUNK_TOKENS])
 
     def _chunk(self, index: int, records: Sequence[events.TokenRecord]) -> bytes:
         is_first = index not in self._begun
         self._begun.add(index)
         chunk = vllm.GenerateStreamChunk(
             token_ids=[record.token_id for record in records],
-            prompt_tokens=self._head.num_prompt_tokens,
+            prompt_tokens=self._prompt_info.num_prompt_tokens,
             # The numbers of this chunk, because the gateway adds them.
             completion_tokens=len(records),
-            cached_tokens=self._head.num_cached_tokens,
+            cached_tokens=self._prompt_info.num_cached_tokens,
             output_logprobs=_output_logprobs(records),
-            input_logprobs=self._head.prompt_logprobs() if is_first else None,
+            input_logprobs=self._prompt_info.prompt_logprobs() if is_first else None,
             index=index,
         )
         return vllm.GenerateResponse(chunk=chunk).SerializeToString()
 
 
-class WholeEncoder:
+class NonStreamingEncoder:
     """Encodes a response that is not streamed: one message per output, at the end.
 
     `usage` has the request's token counts; None until it has ended.
@@ -111,7 +111,7 @@ class WholeEncoder:
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
-        self._head = _Head()
+        self._prompt_info = _PromptInfo()
         self._records: dict[int, list[events.TokenRecord]] = {}
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
@@ -124,10 +124,10 @@ class WholeEncoder:
                     self.usage = event.usage
                     for end in event.outputs:
                         records = self._records.pop(end.output_index, [])
-                        logprobs = self._head.prompt_logprobs()
+                        logprobs = self._prompt_info.prompt_logprobs()
                         yield _complete(end, event.usage, records, logprobs)
                 case _:
-                    self._head.receive(event)
+                    self._prompt_info.receive(event)
 
 
 def _complete(

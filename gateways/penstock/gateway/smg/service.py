@@ -22,8 +22,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.kv_events import KvEvents
 from penstock.gateway.smg.loads import LoadReport
-from penstock.gateway.smg.request_mapping import own_request
-from penstock.gateway.smg.response_mapping import ChunkEncoder, WholeEncoder
+from penstock.gateway.smg.request_mapping import penstock_request
+from penstock.gateway.smg.response_mapping import ChunkEncoder, NonStreamingEncoder
 from penstock.gateway.smg.worker_info import (
     CHUNK_BYTES,
     SERVER_TYPE,
@@ -157,17 +157,17 @@ class VllmEngineService:
         request = None
         bias_ids: Sequence[int] = ()
         try:
-            own = own_request(message)
+            own = penstock_request(message)
             bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
             self._accounts.describe(account, own, is_stream=message.stream)
             self._front.counters.num_unknown_fields += num_unknown_fields(message)
-            encoder = ChunkEncoder() if message.stream else WholeEncoder()
+            encoder = ChunkEncoder() if message.stream else NonStreamingEncoder()
             del message
             request = await open_request(self._front, own, times, account)
             del own
             await deliver(self._front, request, encoder, context)
             if encoder.usage is not None:
-                self._loads.note(encoder.usage)
+                self._loads.record_usage(encoder.usage)
         except RequestError as error:
             raise RequestError(with_gateway_paths(error.failure, bias_ids)) from None
         finally:
@@ -201,8 +201,8 @@ class VllmEngineService:
         return vllm.HealthCheckResponse(healthy=True, message="serving").SerializeToString()
 
     async def model_info(self, data: bytes, context: Context) -> bytes:
-        """Return the information about the model, for routing. Raises RequestError while requests
-        are rejected."""
+        """Return the name, token limits and special token ids of the model, for routing. Raises
+        RequestError while requests are rejected."""
         del context
         parse(vllm.GetModelInfoRequest, data)
         self._hello()
@@ -210,8 +210,8 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """Return the uptime of this front process, and the properties of the engine that a gateway
-        needs. Raises RequestError while requests are rejected."""
+        """Return the uptime of this front process, and the engine's block size and number of slots.
+        Raises RequestError while requests are rejected."""
         del context
         parse(vllm.GetServerInfoRequest, data)
         uptime_s = self._front.clock() - self._started_s
@@ -249,7 +249,7 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Return the startup report of the current engine. Raises RequestError while requests are
+        """Return the first frame from the current engine. Raises RequestError while requests are
         rejected."""
         self._front.current_limits()
         hello = self._front.hello

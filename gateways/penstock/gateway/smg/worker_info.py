@@ -1,4 +1,4 @@
-"""The information that a worker reports to a gateway: model, engine, load.
+"""The information that a worker reports to a gateway: model, engine, load, tokenizer.
 
 Builds the gateway's messages, which have only the gateway's fields; GetModel of `penstock.v1`
 reports all properties.
@@ -35,7 +35,7 @@ MAX_FILES: Final = 50
 MAX_BUNDLE_BYTES: Final = 200 << 20
 MAX_UNPACKED_BYTES: Final = 500 << 20
 """The maximum values that gateways accept for an archive: number of files, bytes of the archive,
-and bytes of the files. Models need about a tenth."""
+and bytes of the files. The tokenizers of models need about a tenth of these."""
 _NAMES: Final = frozenset(
     {
         "chat_template.jinja",
@@ -55,7 +55,7 @@ _PLAIN_FILE: Final = 0o100644 << 16
 
 
 def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoResponse:
-    """Return the model's properties that a gateway needs."""
+    """Return the name, architecture, token limits and special token ids of the model."""
     return vllm.GetModelInfoResponse(
         model_path=NOWHERE + files.name,
         is_generation=True,
@@ -72,7 +72,7 @@ def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoRespons
 
 
 def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoResponse:
-    """Return the engine's properties that a gateway needs."""
+    """Return the block size and the number of slots of the engine. `uptime_s`: of the front."""
     return vllm.GetServerInfoResponse(
         is_paused=False,
         uptime_seconds=uptime_s,

@@ -60,13 +60,13 @@ class Dispatcher:
     """Translates frames from fronts into engine calls, and engine events into frames for fronts.
 
     Each output of a request has a key, whose upper bits are the id of the front that submitted it.
-    `hello` is the startup report that connecting processes receive. `kept_limits` limits the number
-    and size of the streams kept for Resume. `carry_out` executes an observer's command; without it
-    commands are rejected. `quarantine` holds or rejects requests that may have crashed an earlier
-    engine. `mark_submitting` is called with the key of the first output of a request before the
-    request is submitted, and with 0 afterwards. `clock` is the engine's clock. `cache_index` is the
-    index of the blocks in the prefix cache; without it fronts cannot subscribe to changes of the
-    cache.
+    `hello` is the first frame that each connecting process receives. `kept_limits` limits the
+    number and size of the streams kept for Resume. `execute` executes an observer's command;
+    without it commands are rejected. `quarantine` holds or rejects requests that may have crashed
+    an earlier engine. `mark_submitting` is called with the key of the first output of a request
+    before the request is submitted, and with 0 afterwards. `clock` is the engine's clock.
+    `cache_index` is the index of the blocks in the prefix cache; without it fronts cannot subscribe
+    to changes of the cache.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Dispatcher:
         hello: EngineHello,
         *,
         kept_limits: KeptLimits,
-        carry_out: CarryOut | None = None,
+        execute: CarryOut | None = None,
         quarantine: Quarantine | None = None,
         mark_submitting: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,7 +94,7 @@ class Dispatcher:
         self._quarantine = quarantine or Quarantine((), lambda _: None)
         self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
-        self._carry_out = carry_out
+        self._execute = execute
         # By front id. NO_FRONT holds the keys of kept streams that have no front.
         self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
@@ -106,8 +106,9 @@ class Dispatcher:
         return sum(map(len, self._live_keys.values()))
 
     @property
-    def has_own_work(self) -> bool:
-        """True if `step` has work besides running the engine, or frames to send."""
+    def has_pending_work(self) -> bool:
+        """True if `step` has something to do even if the engine is idle: cancellations, requests on
+        probation or their ends, cache updates, or frames to send."""
         return (
             bool(self._to_cancel or self._outgoing)
             or self._quarantine.has_work
@@ -156,7 +157,7 @@ class Dispatcher:
             case Cancel(keys=keys, reason=reason):
                 self._cancel_soon(self._live_keys[front_id].intersection(keys.tolist()), reason)
             case CancelById(ticket=ticket, request_id=request_id):
-                state = self._cancel_named(request_id) or self.kept.state_of(request_id)
+                state = self._cancel_by_id(request_id) or self.kept.state_of(request_id)
                 return encode(CancelAnswer(ticket=ticket, state=state))
             case Attach() as attach:
                 return encode(self._attach(front_id, attach))
@@ -180,8 +181,8 @@ class Dispatcher:
         match frame:
             case ViewQuery(ticket=ticket):
                 answer(encode(ViewAnswer(ticket=ticket, views=self.engine.live_views())))
-            case Command() as command if self._carry_out is not None:
-                self._carry_out(command, lambda done: answer(encode(done)))
+            case Command() as command if self._execute is not None:
+                self._execute(command, lambda done: answer(encode(done)))
             case Command(ticket=ticket):
                 answer(
                     encode(CommandResult(ticket=ticket, problem="this engine accepts no commands"))
@@ -276,22 +277,22 @@ class Dispatcher:
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
-    def _stays_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Return True if a resubmitted request stays at another front that has its stream.
-        Otherwise drop that older stream and return False.
+    def _drop_superseded(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
+        """Drop `stream`, the older stream of a resubmitted request. Return False, and drop nothing,
+        if the request stays at another front that has this stream.
 
         The request stays there if a client reads it there, or if no client reads it at the
         submitting front. `is_read` is True if a client reads it at the submitting front.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):
-            return True
+            return False
         self._drop(stream)
         self._cancel_first(len(self._to_cancel))
         self.kept.remove(stream)
-        return False
+        return True
 
-    def _cancel_named(self, request_id: str) -> RequestState | None:
+    def _cancel_by_id(self, request_id: str) -> RequestState | None:
         state = self._quarantine.cancel_by_id(request_id)
         return self.engine.cancel_by_id(request_id) if state is None else state
 
@@ -356,7 +357,7 @@ class Dispatcher:
                 self._drop(stream)
                 self.kept.remove(stream)
             return True
-        if not self._stays_at_other_front(front_id, stream, is_read=is_read):
+        if self._drop_superseded(front_id, stream, is_read=is_read):
             return True
         self._outgoing.append((front_id, encode(Detach(names=(name,), keys=keys))))
         return False

@@ -323,7 +323,7 @@ class KeptStreams:
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._mark_unread(stream)
-            self._make_room()
+            self._enforce_limits()
 
     def front_disconnected(self, front_id: int) -> list[KeptStream]:
         """Detach the streams of a disconnected front. Return them, including those that the limits
@@ -334,7 +334,7 @@ class KeptStreams:
             self.moved.update(dict.fromkeys(stream.live, NO_FRONT))
             if stream.is_read:
                 self._mark_unread(stream)
-        self._make_room()
+        self._enforce_limits()
         return lost
 
     def record(self, events: StepEvents) -> None:
@@ -410,14 +410,14 @@ class KeptStreams:
         if stream.num_bytes > MAX_FRAME_BYTES - _FRAME_MARGIN_BYTES:
             stream.drop_events()
         self._count(stream)
-        self._make_room()
+        self._enforce_limits()
 
     def _count(self, stream: KeptStream) -> None:
         sizes = self._sizes[stream.tenant]
         self._bytes.add(stream.tenant, stream.num_bytes - sizes.get(stream, 0))
         sizes[stream] = stream.num_bytes
 
-    def _make_room(self) -> None:
+    def _enforce_limits(self) -> None:
         unread = self._unread
         while self._num_unread > self._max_unread:
             tenant = max(unread, key=lambda tenant: len(unread[tenant]))

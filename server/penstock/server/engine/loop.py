@@ -54,7 +54,7 @@ class StatusPublisher:
     def idle(self) -> None:
         """Remove the step from the board. Called when all work is done and the integrity check has
         passed."""
-        self._board.no_step()
+        self._board.clear_step()
 
 
 class StatusBoardExecutor:
@@ -81,7 +81,7 @@ class StatusBoardExecutor:
         """Publish the keys of the outputs in the step, then launch it."""
         keys = batch.arrays.key
         # A self-paced executor works on all its requests, not only on those of this step.
-        self._board.step_begins(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
+        self._board.mark_step(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
         self._executor.launch(batch)
 
     def collect(self) -> StepResult:
@@ -125,7 +125,7 @@ class EngineLoop:
         self._tasks.append(task)
 
     def stop(self) -> None:
-        """Make `run` return before it starts another step."""
+        """Make `run` return at the end of its current iteration, which may still run one step."""
         self._is_stopping = True
         self._connections.wake()
 
@@ -146,7 +146,7 @@ class EngineLoop:
             now_s = self._clock()
             if now_s >= self._tasks_due_s:
                 self._run_tasks(now_s)
-            is_due = has_frames or engine.has_work or dispatcher.has_own_work
+            is_due = has_frames or engine.has_work or dispatcher.has_pending_work
             if is_due or now_s >= engine.next_wakeup_s():
                 for front_id, frame in dispatcher.step():
                     self._connections.send(front_id, frame)
@@ -166,7 +166,7 @@ class EngineLoop:
 
     def _wait_s(self, *, was_busy: bool) -> float:
         engine = self._dispatcher.engine
-        if self._is_stopping or self._dispatcher.has_own_work:
+        if self._is_stopping or self._dispatcher.has_pending_work:
             return 0.0
         if not engine.has_work:
             most_s = _QUIET_S if was_busy else _MAX_WAIT_S

@@ -42,7 +42,7 @@ class SuspectedRequest:
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _HeldRequest:
     """A request in quarantine. `specs` are its outputs that have not ended, in order."""
 
     front_id: int
@@ -61,7 +61,7 @@ class Quarantine:
     ) -> None:
         self._suspects = {suspect.key: suspect for suspect in suspects}
         self._mark_probation = mark_probation
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldRequest] = deque()
         self._on_probation: dict[int, int] = {}
         self._ended: list[tuple[RequestSpec, FinishReason | None]] = []
 
@@ -81,7 +81,7 @@ class Quarantine:
         if any(suspect.is_poison for suspect in suspects):
             self._ended.extend((spec, None) for spec in specs)
         else:
-            self._held.append(_Held(front_id, specs))
+            self._held.append(_HeldRequest(front_id, specs))
         return True
 
     def next_probation(self) -> tuple[RequestSpec, ...]:
@@ -132,7 +132,7 @@ class Quarantine:
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )
 
-    def _end_held(self, held: _Held, ended: RequestSpec, reason: FinishReason) -> None:
+    def _end_held(self, held: _HeldRequest, ended: RequestSpec, reason: FinishReason) -> None:
         self._ended.append((ended, reason))
         rest = tuple(spec for spec in held.specs if spec is not ended)
         if not rest:

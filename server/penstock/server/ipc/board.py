@@ -162,7 +162,7 @@ class EngineBoard:
         words[_NUM_SHORTENED_RETENTIONS] = num_shortened
         words[_NUM_DROPPED_BLOCKS] = num_dropped_blocks
 
-    def step_begins(self, keys: "NDArray[np.int64]") -> None:
+    def mark_step(self, keys: "NDArray[np.int64]") -> None:
         """Publish the keys, int64 [n], of the outputs in the step that is about to be launched.
 
         Keys beyond the board's capacity are left out.
@@ -177,7 +177,7 @@ class EngineBoard:
         words[_BANK_SIZES + bank] = len(keys)
         self._bank = (bank + 1) % self._num_banks
 
-    def no_step(self) -> None:
+    def clear_step(self) -> None:
         """Publish that no step is in flight.
 
         Until this call the last steps stay on the board, because a crash may happen while their

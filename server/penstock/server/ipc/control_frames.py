@@ -15,7 +15,8 @@ class Launch(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):
-    """Drain and stop. `grace_s` is the grace period in seconds; None means the configured one.
+    """The supervisor's command to drain and stop. `grace_s` is the grace period in seconds; None
+    means the configured one.
 
     `is_hand_over` is True if a successor is already serving.
     """
@@ -29,7 +30,8 @@ class EngineLost(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Ready(TaggedFrame, frozen=True, kw_only=True):
-    """The child process is serving. `facts` is its startup report, which the supervisor logs."""
+    """The child process is serving. `facts` is its startup report: the supervisor logs it, and the
+    ready line of `penstock serve` contains the `resources` of the engine's report."""
 
     facts: dict[str, str | int | float | None]
 

@@ -143,7 +143,7 @@ class AttachCalls:
         self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
         self._tickets = itertools.count()
         # By stream, while a call for the stream is pending or waiting.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def on_detached(self, listener: DetachListener) -> None:
         """Register `listener`, which is called for each request whose stream another front has
@@ -157,11 +157,11 @@ class AttachCalls:
         `on_attached` is called with the response, even if the caller was cancelled meanwhile.
         Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
-        turn = self._turns.setdefault(name, asyncio.Lock())
-        await turn.acquire()
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        await lock.acquire()
 
         def end(call: asyncio.Task[None]) -> None:
-            turn.release()
+            lock.release()
             if not call.cancelled():
                 call.exception()  # Marks it as retrieved, because the caller may be gone.
 
@@ -198,7 +198,7 @@ class AttachCalls:
 
     def on_lost(self) -> None:
         """Fail the pending calls, because the connection to the engine is lost."""
-        questions, self._open = self._open, {}
-        for answered, _ in questions.values():
+        pending, self._open = self._open, {}
+        for answered, _ in pending.values():
             if not answered.done():
                 answered.set_exception(EngineUnavailable("the engine was lost"))

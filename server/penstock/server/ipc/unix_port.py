@@ -60,7 +60,7 @@ class UnixEnginePort:
     def __init__(self, path: Path, front_id: int) -> None:
         self._front_id = front_id
         self._listener: EnginePortListener | None = None
-        self._link: PersistentConnection[Frame] = PersistentConnection(
+        self._connection: PersistentConnection[Frame] = PersistentConnection(
             path,
             partial(
                 Connection,
@@ -91,7 +91,7 @@ class UnixEnginePort:
     @property
     def num_unsent_bytes(self) -> int:
         """Number of bytes for the engine that are buffered in this process."""
-        connection = self._link.current
+        connection = self._connection.current
         if connection is None:
             return 0
         return connection.num_unsent_bytes + len(self._unsent)
@@ -99,7 +99,7 @@ class UnixEnginePort:
     async def start(self, listener: EnginePortListener) -> None:
         """Start connecting, and reconnect after each loss until `close`. Does not wait for the
         engine."""
-        self._link.start()
+        self._connection.start()
         self._listener = listener
 
     async def wait_up(self) -> None:
@@ -111,7 +111,7 @@ class UnixEnginePort:
         connected."""
         self._is_closing = True
         self._flush()
-        await self._link.close()
+        await self._connection.close()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Submit the outputs of one request, in order. Raises EngineUnavailable if no engine is
@@ -170,7 +170,7 @@ class UnixEnginePort:
         return self._cache.follow(salt, listener)
 
     def _write(self, frame: bytes) -> None:
-        if self._link.current is None or not self.is_up:
+        if self._connection.current is None or not self.is_up:
             raise EngineUnavailable("the engine is down")
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -183,7 +183,7 @@ class UnixEnginePort:
         """Send the buffered frames. Returns False if too many bytes were unsent and the connection
         was closed."""
         frames, self._unsent = bytes(self._unsent), bytearray()
-        connection = self._link.current
+        connection = self._connection.current
         return connection is None or not frames or connection.write(frames)
 
     def _on_frame(self, connection: Connection[Frame], frame: Frame) -> None:

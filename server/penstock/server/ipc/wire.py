@@ -30,8 +30,8 @@ class FrameError(Exception):
 class TaggedFrame(
     msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True
 ):
-    """Base class of all frames. A frame is encoded as an array: the name of its class, then its
-    fields.
+    """Base class of all frames. A frame is encoded as an array: its tag, which is the name of its
+    class unless the class sets `tag`, then its fields.
 
     A field may have any type that msgspec supports, including dataclasses and enums, or be a
     one-dimensional array. `NDArray[np.int32]` is encoded as its memory and is read-only after

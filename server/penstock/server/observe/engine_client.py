@@ -36,14 +36,14 @@ class EngineClient:
     """The observer's client of the engine. All calls must be made on the event loop that called
     `start`.
 
-    `hello` is the startup report of the engine, None while disconnected. It is also passed to
+    `hello` is the first frame from the engine, None while disconnected. It is also passed to
     `on_hello`.
     """
 
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
         self._on_hello = on_hello
         self.hello: EngineHello | None = None
-        self._line: PersistentConnection[Frame] = PersistentConnection(
+        self._connection: PersistentConnection[Frame] = PersistentConnection(
             path,
             partial(
                 Connection,
@@ -60,13 +60,13 @@ class EngineClient:
         self._commands: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
-        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Does not wait for the
         engine."""
-        self._line.start()
+        self._connection.start()
 
     async def close(self) -> None:
         """Disconnect from the engine."""
-        await self._line.close()
+        await self._connection.close()
 
     async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
         """Return the state of each output that is queued or running in the engine.
@@ -91,21 +91,21 @@ class EngineClient:
     async def _query(
         self, calls: PendingCalls[_T], frame: Callable[[int], Frame], limit_s: float
     ) -> _T:
-        line = self._line.current
-        if line is None or self.hello is None:
+        connection = self._connection.current
+        if connection is None or self.hello is None:
             raise EngineUnavailable("the engine is down")
         ticket, answer = calls.add()
-        line.write(encode(frame(ticket)))
+        connection.write(encode(frame(ticket)))
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
             raise EngineUnavailable("the engine does not respond") from None
 
-    def _on_frame(self, line: Connection[Frame], frame: Frame) -> None:
+    def _on_frame(self, connection: Connection[Frame], frame: Frame) -> None:
         match frame:
             case EngineHello() as hello:
-                line.is_established = True
+                connection.is_established = True
                 self.hello = hello
                 if self._on_hello is not None:
                     self._on_hello(hello)
@@ -116,8 +116,8 @@ class EngineClient:
             case other:
                 raise FrameError(f"unexpected frame from the engine: {type(other).__name__}")
 
-    def _on_closed(self, line: Connection[Frame]) -> None:
-        del line
+    def _on_closed(self, connection: Connection[Frame]) -> None:
+        del connection
         self.hello = None
         gone = EngineUnavailable("the engine disconnected")
         self._view_queries.fail(gone)

@@ -47,7 +47,7 @@ _MAX_VIEWS_PER_FRAME = 128
 _MAX_QUERY_BYTES = 4096
 _PAUSES_S = (0.05, 1.0)
 
-_Line: TypeAlias = Connection[ObserverFrame]
+_Connection: TypeAlias = Connection[ObserverFrame]
 
 
 class Exporter:
@@ -56,7 +56,7 @@ class Exporter:
 
     `path` is the Unix socket of the observer, and `hello` the first frame on each connection.
     `max_bytes` and `max_records` limit the unsent records. `live_views` yields the live requests of
-    the front for the observer's queries, and `carry_out` executes the observer's commands.
+    the front for the observer's queries, and `execute` executes the observer's commands.
     `dropped` has the number of dropped records by reason.
     """
 
@@ -66,14 +66,14 @@ class Exporter:
         hello: Hello,
         *,
         live_views: Callable[[], Iterable[FrontView]],
-        carry_out: CarryOut,
+        execute: CarryOut,
         max_bytes: int = 4 * 1024 * 1024,
         max_records: int = 20_000,
     ) -> None:
         self.dropped = {FULL: 0, NO_OBSERVER: 0}
         self._hello = hello
         self._live_views = live_views
-        self._carry_out = carry_out
+        self._execute = execute
         self._max_bytes = max_bytes
         self._max_records = max_records
         self._records: deque[bytes] = deque()
@@ -81,7 +81,7 @@ class Exporter:
         self._num_in_flight = 0
         self._heartbeat: Heartbeat | None = None
         self._answers: deque[bytes] = deque()
-        self._link: PersistentConnection[ObserverFrame] = PersistentConnection(
+        self._connection: PersistentConnection[ObserverFrame] = PersistentConnection(
             path,
             partial(
                 Connection,
@@ -101,9 +101,9 @@ class Exporter:
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
-        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Does not wait for the
         observer."""
-        self._link.start()
+        self._connection.start()
 
     def offer(self, payload: bytes) -> bool:
         """Queue one encoded record. If there is no observer or the buffer is full, drops and counts
@@ -137,7 +137,7 @@ class Exporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._link.close()
+        await self._connection.close()
         self._is_absent = True
         self._drop_all(NO_OBSERVER)
 
@@ -145,8 +145,8 @@ class Exporter:
         while not self._is_absent:
             self._emptied.clear()
             self._flush()
-            line = self._link.current
-            if line is not None and line.is_writable and not self._has_updates:
+            connection = self._connection.current
+            if connection is not None and connection.is_writable and not self._has_updates:
                 return
             await self._emptied.wait()
 
@@ -161,26 +161,26 @@ class Exporter:
     def _flush(self) -> None:
         """Write frames until the socket would block, nothing is left, or `_MAX_FRAMES_PER_FLUSH`
         frames are written; in the last case, schedule another call."""
-        line = self._link.current
-        if line is None:
+        connection = self._connection.current
+        if connection is None:
             return
         for _ in range(_MAX_FRAMES_PER_FLUSH):
-            if not line.is_writable:
+            if not connection.is_writable:
                 return  # `on_writable` calls this again.
             self._num_in_flight = 0
             if self._answers:
-                line.write(self._answers.popleft())
+                connection.write(self._answers.popleft())
             elif self._heartbeat is not None:
                 heartbeat, self._heartbeat = self._heartbeat, None
-                line.write(encode(heartbeat))
+                connection.write(encode(heartbeat))
             elif self._records:
-                self._write_records(line)
+                self._write_records(connection)
             else:
                 self._emptied.set()
                 return
         asyncio.get_running_loop().call_soon(self._flush)
 
-    def _write_records(self, line: _Line) -> None:
+    def _write_records(self, connection: _Connection) -> None:
         payloads: list[bytes] = []
         num_bytes = 0
         while self._records and num_bytes < _FLUSH_BYTES:
@@ -189,16 +189,16 @@ class Exporter:
             num_bytes += len(payload)
         self._num_bytes -= num_bytes
         self._num_in_flight = len(payloads)
-        line.write(encode(Records(payloads=tuple(payloads))))
-        if line.is_lost:
+        connection.write(encode(Records(payloads=tuple(payloads))))
+        if connection.is_lost:
             # The connection is lost: the next connection sends these records.
             self._records.extendleft(reversed(payloads))
             self._num_bytes += num_bytes
             self._num_in_flight = 0
 
-    def _on_open(self, line: _Line) -> None:
-        line.is_established = True
-        line.write(encode(self._hello))
+    def _on_open(self, connection: _Connection) -> None:
+        connection.is_established = True
+        connection.write(encode(self._hello))
         self._is_absent = False
         self._flush()
 
@@ -207,9 +207,9 @@ class Exporter:
         self._drop_all(NO_OBSERVER)
         self._emptied.set()
 
-    def _on_lost(self, line: _Line) -> None:
+    def _on_lost(self, connection: _Connection) -> None:
         self._answers.clear()  # The queries belong to the lost connection.
-        if line.has_unsent:
+        if connection.has_unsent:
             self.dropped[NO_OBSERVER] += self._num_in_flight
         self._num_in_flight = 0
 
@@ -218,21 +218,21 @@ class Exporter:
         self._records.clear()
         self._num_bytes = 0
 
-    def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
+    def _on_frame(self, connection: _Connection, frame: ObserverFrame) -> None:
         match frame:
             case LiveQuery(ticket=ticket):
-                self._answer_live(line, ticket)
+                self._answer_live(connection, ticket)
             case Command() as command:
                 loop = asyncio.get_running_loop()
 
                 def answer(done: CommandResult) -> None:
-                    loop.call_soon_threadsafe(self._answer, line, encode(done))
+                    loop.call_soon_threadsafe(self._answer, connection, encode(done))
 
-                self._carry_out(command, answer)
+                self._execute(command, answer)
             case other:
                 raise FrameError(f"unexpected frame from an observer: {type(other).__name__}")
 
-    def _answer_live(self, line: _Line, ticket: int) -> None:
+    def _answer_live(self, connection: _Connection, ticket: int) -> None:
         # Encode and send in parts, so that the streams on this event loop are not delayed.
         views = iter(self._live_views())
         loop = asyncio.get_running_loop()
@@ -240,18 +240,18 @@ class Exporter:
         def next_part() -> None:
             part = tuple(itertools.islice(views, _MAX_VIEWS_PER_FRAME))
             is_last = len(part) < _MAX_VIEWS_PER_FRAME
-            self._answer(line, encode(LiveAnswer(ticket=ticket, views=part, is_last=is_last)))
-            if not is_last and line is self._link.current:
+            self._answer(connection, encode(LiveAnswer(ticket=ticket, views=part, is_last=is_last)))
+            if not is_last and connection is self._connection.current:
                 loop.call_soon(next_part)
 
         next_part()
 
-    def _answer(self, line: _Line, frame: bytes) -> None:
-        if line is not self._link.current:
+    def _answer(self, connection: _Connection, frame: bytes) -> None:
+        if connection is not self._connection.current:
             return  # The observer that sent the command is disconnected.
         if len(self._answers) >= _MAX_ANSWERS:
             logger.error("the observer sends queries and does not read: disconnecting")
-            line.abort()
+            connection.abort()
             return
         self._answers.append(frame)
         self._flush()

@@ -22,7 +22,7 @@ class FlightSource:
 
     `fd` is the inherited descriptor of the memory; the constructor raises FlightError (a
     ValueError) or OSError if it is invalid. `folder` is the folder of flight files, None for the
-    default; `port` is the port of the service, for the names of files. `copied` and `dumped` are
+    default; `port` is the port of the service, for the names of files. `copy` and `dump` are
     slow and may be called from any thread; all other methods must be called from one thread.
     """
 
@@ -65,7 +65,7 @@ class FlightSource:
         if facts is not None and (len(rows) or num_missed):
             self._listener.add_steps(facts.epoch, rows, num_missed, reader.totals)
 
-    def copied(self) -> bytes:
+    def copy(self) -> bytes:
         """Return a copy of the memory in the format of a flight file.
 
         Raises FlightError if no engine has written yet, or one is initialising the memory.
@@ -76,7 +76,7 @@ class FlightSource:
         finally:
             reader.close()
 
-    def dumped(self, why: str) -> Path:
+    def dump(self, why: str) -> Path:
         """Write the memory to a file in the flight folder and return its path.
 
         Raises FlightError if no engine has written yet, or one is initialising the memory, and

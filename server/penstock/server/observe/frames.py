@@ -36,8 +36,8 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     describes them.
 
     Attributes:
-        epoch: The number of the engine start, from 1, in the engine's last startup report; 0 before
-            the first report.
+        epoch: The number of the engine start, from 1, in the last `EngineHello` that the front
+            received; 0 before the first.
         num_streams: Number of open calls.
         num_live: Number of requests that the front has not removed yet.
         num_backlog_tokens: Number of output tokens that clients have not read.

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOGGED_UNREADABLE = 20
 _MAX_UNSENT_BYTES = 1024 * 1024
-_Line: TypeAlias = Connection[ObserverFrame]
+_Connection: TypeAlias = Connection[ObserverFrame]
 
 
 class FrontUnavailable(Exception):
@@ -44,7 +44,7 @@ class FrontUnavailable(Exception):
 class _Front:
     front_id: int
     pid: int
-    line: _Line
+    connection: _Connection
     view_queries: PendingCalls[tuple[FrontView, ...]] = field(
         default_factory=PendingCalls[tuple[FrontView, ...]]
     )
@@ -52,10 +52,10 @@ class _Front:
     commands: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
     last_heartbeat: Heartbeat | None = None
 
-    def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
+    def query_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Query the live requests of the front; return the future of the response."""
         ticket, answer = self.view_queries.add()
-        self.line.write(encode(LiveQuery(ticket=ticket)))
+        self.connection.write(encode(LiveQuery(ticket=ticket)))
         return answer
 
     def add_live_answer(self, answer: LiveAnswer) -> None:
@@ -64,10 +64,10 @@ class _Front:
         if answer.is_last:
             self.view_queries.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
-    def ask_command(self, action: Action) -> "asyncio.Future[CommandResult]":
+    def send_command(self, action: Action) -> "asyncio.Future[CommandResult]":
         """Send a command; return the future of its result."""
         ticket, answer = self.commands.add()
-        self.line.write(encode(Command(ticket=ticket, action=action)))
+        self.connection.write(encode(Command(ticket=ticket, action=action)))
         return answer
 
     def fail_pending(self) -> None:
@@ -87,7 +87,7 @@ class FrontReceiver:
     def __init__(self, listener: ServiceListener) -> None:
         self.num_unreadable = 0
         self._listener = listener
-        self._lines: dict[_Line, _Front | None] = {}
+        self._connections: dict[_Connection, _Front | None] = {}
         self._by_id: dict[int, _Front] = {}
         self._server: asyncio.AbstractServer | None = None
         self._is_empty = asyncio.Event()
@@ -113,7 +113,7 @@ class FrontReceiver:
     async def start(self, listener: socket.socket) -> None:
         """Accept connections on `listener`, including those that fronts opened before this call."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._new_line, sock=listener)
+        self._server = await loop.create_unix_server(self._new_connection, sock=listener)
 
     async def close(self, limit_s: float) -> None:
         """Receive the last frames of ending fronts for at most `limit_s` seconds, then
@@ -124,25 +124,25 @@ class FrontReceiver:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for line in list(self._lines):
-            line.abort()
+        for connection in list(self._connections):
+            connection.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
         """Return the live requests of the fronts that responded within `limit_s` seconds, and
         whether all connected fronts did."""
-        asked = [front.ask_live() for front in self._by_id.values()]
-        if not asked:
+        queries = [front.query_live() for front in self._by_id.values()]
+        if not queries:
             return (), True
-        await asyncio.wait(asked, timeout=limit_s)
+        await asyncio.wait(queries, timeout=limit_s)
         views: list[FrontView] = []
-        is_whole = True
-        for answer in asked:
+        is_complete = True
+        for answer in queries:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 views += answer.result()
             else:
-                is_whole = False
+                is_complete = False
                 answer.cancel()
-        return tuple(views), is_whole
+        return tuple(views), is_complete
 
     async def command(self, front_id: int, action: Action, limit_s: float) -> CommandResult:
         """Send a command to one front and return its result.
@@ -155,11 +155,11 @@ class FrontReceiver:
             raise FrontUnavailable(f"there is no front {front_id}")
         try:
             async with asyncio.timeout(limit_s):
-                return await front.ask_command(action)
+                return await front.send_command(action)
         except TimeoutError:
             raise FrontUnavailable(f"front {front_id} does not respond") from None
 
-    def _new_line(self) -> _Line:
+    def _new_connection(self) -> _Connection:
         return Connection(
             "a front",
             decode,
@@ -169,13 +169,13 @@ class FrontReceiver:
             max_unsent_bytes=_MAX_UNSENT_BYTES,
         )
 
-    def _on_open(self, line: _Line) -> None:
-        self._lines[line] = None
+    def _on_open(self, connection: _Connection) -> None:
+        self._connections[connection] = None
         self._is_empty.clear()
 
-    def _on_closed(self, line: _Line) -> None:
-        front = self._lines.pop(line, None)
-        if not self._lines:
+    def _on_closed(self, connection: _Connection) -> None:
+        front = self._connections.pop(connection, None)
+        if not self._connections:
             self._is_empty.set()
         if front is None:
             return
@@ -184,14 +184,14 @@ class FrontReceiver:
             del self._by_id[front.front_id]
             self._listener.front_disconnected(front.front_id)
 
-    def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
-        front = self._lines.get(line)
+    def _on_frame(self, connection: _Connection, frame: ObserverFrame) -> None:
+        front = self._connections.get(connection)
         if front is not None:
             self._handle_frame(front, frame)
         elif isinstance(frame, Hello):
-            front = _Front(front_id=frame.front_id, pid=frame.pid, line=line)
-            line.name = f"front {frame.front_id}"
-            self._lines[line] = self._by_id[frame.front_id] = front
+            front = _Front(front_id=frame.front_id, pid=frame.pid, connection=connection)
+            connection.name = f"front {frame.front_id}"
+            self._connections[connection] = self._by_id[frame.front_id] = front
         else:
             raise FrameError("the first frame is not a hello")
 

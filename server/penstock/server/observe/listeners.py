@@ -74,7 +74,7 @@ class ServiceListener:
         """Called with the heartbeat of a front (gRPC server process)."""
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Called with the startup report of the engine, each time the observer connects to it."""
+        """Called with the first frame from the engine, each time the observer connects to it."""
 
     def add_steps(
         self,
@@ -115,7 +115,7 @@ class ServiceListeners(ServiceListener):
         self._notify(lambda listener: listener.add_heartbeat(heartbeat))
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Pass the startup report of the engine to the listeners."""
+        """Pass the first frame from the engine to the listeners."""
         self._notify(lambda listener: listener.set_engine(hello))
 
     def add_steps(

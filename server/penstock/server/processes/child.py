@@ -30,7 +30,7 @@ _STDERR_FD = 2
 _FINAL_FRAMES_S = 1.0
 _MAX_FRAME_BYTES = 64 * 1024
 
-_Line: TypeAlias = Connection[FromChild]
+_Connection: TypeAlias = Connection[FromChild]
 
 
 class ChildFailed(Exception):
@@ -46,7 +46,7 @@ class Child:
         self._first: asyncio.Future[FromChild] = asyncio.get_running_loop().create_future()
         self._early: list[FromChild] = []
         self._on_message: Callable[[FromChild], None] = self._early.append
-        self._line: _Line = Connection(
+        self._connection: _Connection = Connection(
             name, FROM_CHILD.decode, on_frame=self._on_frame, max_frame_bytes=_MAX_FRAME_BYTES
         )
 
@@ -86,7 +86,7 @@ class Child:
                 )
             child = cls(name, process)
             loop = asyncio.get_running_loop()
-            await loop.create_unix_connection(lambda: child._line, sock=ours)
+            await loop.create_unix_connection(lambda: child._connection, sock=ours)
         except BaseException:
             # If the process was started nevertheless, it ends because its control connection
             # closes.
@@ -109,7 +109,7 @@ class Child:
             case StartFailed(message=message):
                 await self._process.wait()
                 raise ChildFailed(message)
-            case None if not self._line.is_broken:
+            case None if not self._connection.is_broken:
                 code = await self._process.wait()
                 hint = " (out of memory?)" if code == -signal.SIGKILL else ""
                 raise ChildFailed(f"{self.name}: {describe_exit(code)} before it was ready{hint}")
@@ -120,7 +120,7 @@ class Child:
     async def _first_frame(self) -> FromChild | None:
         """Wait for the first frame from the child and return it; None if the child or its
         connection ends without one."""
-        closing = asyncio.create_task(self._line.closed.wait())
+        closing = asyncio.create_task(self._connection.closed.wait())
         ending = asyncio.create_task(self._process.wait())
         answering: set[asyncio.Future[Any]] = {self._first, closing}
         try:
@@ -135,7 +135,7 @@ class Child:
             closing.cancel()
             ending.cancel()
 
-    def _on_frame(self, _line: _Line, frame: FromChild) -> None:
+    def _on_frame(self, _connection: _Connection, frame: FromChild) -> None:
         if self._first.done():
             self._on_message(frame)
         else:
@@ -151,7 +151,7 @@ class Child:
     def close_control(self) -> None:
         """Close the control connection. The child then ends immediately, as if this process had
         died."""
-        self._line.abort()
+        self._connection.abort()
 
     def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
         """Send the command to stop within `grace_s` seconds, or within the configured grace period
@@ -182,4 +182,4 @@ class Child:
             self._process.kill()
 
     def _send(self, frame: ToChild) -> None:
-        self._line.write(TO_CHILD.encode(frame))
+        self._connection.write(TO_CHILD.encode(frame))

@@ -34,7 +34,7 @@ class CommandRunner:
         self._process = process
         self._sampling = threading.Lock()
 
-    def carry_out(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
+    def execute(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
         """Start a command. `answer` is called once with the result or the error, on this or another
         thread."""
         try:

@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> int:
         dispatcher = Dispatcher(
             engine,
             _hello(launch, executor, publishes_cache=cache_index is not None),
-            carry_out=CommandRunner("engine").carry_out,
+            execute=CommandRunner("engine").execute,
             quarantine=Quarantine(launch.suspects, board.mark_probation),
             mark_submitting=board.mark_submitting,
             cache_index=cache_index,
@@ -187,10 +187,10 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
         logger.critical("integrity check failed", exc_info=True)
         return EXIT_INTEGRITY_FAILED
     except Exception as error:
-        is_its = comes_from_executor(error)
+        is_from_executor = comes_from_executor(error)
         logger.critical(
             "the executor failed"
-            if is_its
+            if is_from_executor
             else "internal error: a step failed outside the executor",
             exc_info=True,
         )

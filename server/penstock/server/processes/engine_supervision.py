@@ -103,7 +103,7 @@ class EngineSupervision:
         flight: FlightMemory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.process = SupervisedProcess("engine", self._spawn, self._after)
+        self.process = SupervisedProcess("engine", self._spawn, self._clean_up)
         self._spawn_context = spawn_context
         self._orphans = orphans
         self._flight = flight
@@ -166,7 +166,7 @@ class EngineSupervision:
             )
         )
 
-    async def _after(self, code: int, was_ordered: bool) -> None:
+    async def _clean_up(self, code: int, was_ordered: bool) -> None:
         """Clean up after an engine: terminate the processes that it left running. After a crash,
         first attribute the crash to requests and save the flight record."""
         if not was_ordered and code != EXIT_CANNOT_START:

@@ -70,9 +70,9 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     control.on_stop(lambda: loop.call_soon_threadsafe(stop.set))
     config = launch.server
     port = UnixEnginePort(launch.socket_path, launch.front_id)
-    watch = None
+    reporter = None
     if launch.observer_path is not None:
-        watch = FrontWatch(launch.observer_path, launch.front_id)
+        reporter = FrontReporter(launch.observer_path, launch.front_id)
     try:
         text = ModelText.load(
             config.tokenizer_path or config.model_path,
@@ -81,7 +81,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         )
         security = _security(launch.server)
         board = BoardView.from_fd(launch.board_fd)
-        recorder = None if watch is None else watch.recorder
+        recorder = None if reporter is None else reporter.recorder
         server = _server(launch, text, port, security, recorder, _gateway(config, board))
         server.front.admission = AdmissionEstimate(
             board,
@@ -93,8 +93,8 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server)
-        if watch is not None:
-            await watch.start(server)
+        if reporter is not None:
+            await reporter.start(server)
     except Exception as error:
         logger.debug("cannot start", exc_info=True)
         control.report_failure(error)
@@ -113,8 +113,8 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     await server.drain(
         config.drain_grace_s if grace_s is None else grace_s, is_hand_over=control.is_hand_over
     )
-    if watch is not None:
-        await watch.close()
+    if reporter is not None:
+        await reporter.close()
     await port.close()
     text.close()
     heartbeat.stop()
@@ -230,7 +230,7 @@ def allow_many_descriptors() -> int:
     return wanted
 
 
-class FrontWatch:
+class FrontReporter:
     """Reports the state and the requests of a front to the observer, whose socket is at `path`.
 
     The server, which is created before `start`, gets the `recorder`.
@@ -243,7 +243,7 @@ class FrontWatch:
             path,
             Hello(front_id=front_id, pid=os.getpid()),
             live_views=self._live_views,
-            carry_out=CommandRunner(f"front {front_id}").carry_out,
+            execute=CommandRunner(f"front {front_id}").execute,
         )
         self._timer = HeartbeatTimer(self._heartbeat)
         self.recorder = RequestRecorder(self._exporter.offer)

@@ -147,7 +147,7 @@ class _Observer:
         if self._flight is not None:
             await self._flight.stop()
         await self._engine.close()
-        ends = [receive() for receive in self._stop_servers]
+        ends = [stop() for stop in self._stop_servers]
         if self._tracing is not None:
             left_s = min(_TRACES_S, max(0.0, end_s - time.monotonic()))
             ends.append(asyncio.to_thread(self._tracing.close, left_s))
@@ -212,7 +212,7 @@ class _Observer:
             engine=self._engine,
             flight=self._flight,
             merge=merged,
-            carry_out=CommandRunner("observer").carry_out,
+            execute=CommandRunner("observer").execute,
             send_to_supervisor=self._control.send,
         )
 

@@ -30,8 +30,8 @@ _BACKLOG = 64
 class ObserverSupervision:
     """Restarts the observer process when it ends.
 
-    `spawn_context` returns the resources for each start. `start` starts a child and registers it
-    with the supervisor. `on_message` receives the observer's messages.
+    `spawn_context` returns the resources for each start. `start` starts a child and registers it,
+    see `Orphans.start`. `on_message` receives the observer's messages.
     """
 
     def __init__(

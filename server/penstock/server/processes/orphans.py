@@ -32,7 +32,7 @@ LIMIT_S = 5.0
 _POLL_INTERVAL_S = 0.1
 _NUM_ROUNDS = 10
 _MARK = "PENSTOCK_ENGINE_MARK"
-_MARK_TO_KNOW = "PENSTOCK_KNOWN_ENGINE_MARK"
+_KILL_MARK = "PENSTOCK_KNOWN_ENGINE_MARK"
 
 
 class Orphans:
@@ -56,7 +56,7 @@ class Orphans:
     def mark_for_guard(self) -> dict[str, str]:
         """The environment variable for a child that calls `end_marked` after this process has
         ended."""
-        return {_MARK_TO_KNOW: self._mark}
+        return {_KILL_MARK: self._mark}
 
     def adopt(self) -> None:
         """Become the parent of all descendants that become orphans, and reap them when they end.
@@ -148,7 +148,7 @@ def end_marked() -> None:
     Call this when the supervisor has died, so that its orphans have no parent. Blocks; needs no
     event loop.
     """
-    mark = os.environ.get(_MARK_TO_KNOW)
+    mark = os.environ.get(_KILL_MARK)
     if mark is None or not process_table.is_supported():
         return
     for _ in range(_NUM_ROUNDS):

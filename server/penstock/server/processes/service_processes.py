@@ -1,7 +1,7 @@
 """The processes that a service needs, the tasks that keep them alive, and the ordered shutdown.
 
-A process may be required or not: a process that was replaced may end without being counted as lost.
-In a shutdown the fronts (gRPC server processes) drain, then the engine ends, then the observer,
+A process that was replaced is no longer required: it may end without being counted as lost. In a
+shutdown the fronts (gRPC server processes) drain, then the engine ends, then the observer,
 each within its time limit. While a front has requests for an engine that restarts, the shutdown
 waits for that engine.
 """
@@ -22,14 +22,14 @@ _ENGINE_EXIT_S = 0.4
 more."""
 _OBSERVER_EXIT_S = 3.8
 """Time for an observer to exit after all other processes, in seconds."""
-_OBSERVER_TURN_S = 0.5
+_OBSERVER_STOP_S = 0.5
 """Time after the grace period, in seconds, when an observer receives the command to stop even if
 other processes still run. The observer must send its data in time, and processes that still run
 then are hung and report nothing more."""
 _LAST_EXIT_S = 3.7
 """Time after the grace period when the observer is killed, in seconds, so that shutdown ends within
 four seconds, also on a busy machine, where exporting the last spans takes longer."""
-Watchers = Mapping[SupervisedProcess, "asyncio.Task[int]"]
+ObserverTasks = Mapping[SupervisedProcess, "asyncio.Task[int]"]
 
 
 class ServiceProcesses:
@@ -128,14 +128,14 @@ class ServiceProcesses:
 async def drain_in_order(
     processes: ServiceProcesses,
     engine: SupervisedProcess,
-    watchers: Watchers,
+    observers: ObserverTasks,
     *,
     grace_s: float,
     engine_exit_s: float,
 ) -> None:
     """Stop all processes: the fronts within `grace_s` seconds, then the engine, then the observers.
 
-    Returns when all have ended, or after the time limits even if some have not. `watchers` has the
+    Returns when all have ended, or after the time limits even if some have not. `observers` has the
     observers and the tasks that keep them alive. `engine_exit_s` is the time that the executor may
     need to release its resources, in seconds.
     """
@@ -148,7 +148,7 @@ async def drain_in_order(
     grace_end_s = time.monotonic() + grace_s
     await asyncio.gather(
         _end_engine(processes, engine, fronts, grace_end_s + AFTER_GRACE_S, engine_exit_s),
-        _end_watchers(watchers, processes.tasks, grace_end_s),
+        _end_observers(observers, processes.tasks, grace_end_s),
     )
 
 
@@ -181,17 +181,17 @@ async def _end_engine(
     await asyncio.wait([task], timeout=max(left_s, engine_exit_s))
 
 
-async def _end_watchers(
-    watchers: Watchers, tasks: Iterable["asyncio.Task[int]"], grace_end_s: float
+async def _end_observers(
+    observers: ObserverTasks, tasks: Iterable["asyncio.Task[int]"], grace_end_s: float
 ) -> None:
-    """Stop the observers after all other processes, at the latest `_OBSERVER_TURN_S` seconds after
+    """Stop the observers after all other processes, at the latest `_OBSERVER_STOP_S` seconds after
     `grace_end_s`, the end of the grace period on the monotonic clock."""
-    turn_s = grace_end_s + _OBSERVER_TURN_S
-    await asyncio.wait(tasks, timeout=max(0.0, turn_s - time.monotonic()))
-    for process, watcher in watchers.items():
+    stop_at_s = grace_end_s + _OBSERVER_STOP_S
+    await asyncio.wait(tasks, timeout=max(0.0, stop_at_s - time.monotonic()))
+    for process, task in observers.items():
         left_s = grace_end_s + _LAST_EXIT_S - time.monotonic()
         limit_s = max(0.0, min(_OBSERVER_EXIT_S, left_s))
         process.retire(limit_s)
-        _, late = await asyncio.wait([watcher], timeout=limit_s)
+        _, late = await asyncio.wait([task], timeout=limit_s)
         if late:
             logger.warning("the %s did not end in time", process.name)

@@ -154,7 +154,8 @@ class SupervisedProcess:
 
     async def keep_alive(self) -> int:
         """Start the process, and restart it when it dies. Returns its exit code after `retire` or
-        `kill`; 0 if no process was running, or if it was not ready.
+        `kill`; 0 if no process was running, if it was not ready, or if a signal killed it before it
+        received the command to stop.
 
         Starting has no time limit; only `retire` and `kill` interrupt it. Raises ChildFailed if the
         first start fails, and CrashLoop if the process dies too often.

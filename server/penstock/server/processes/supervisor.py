@@ -50,7 +50,7 @@ from penstock.server.processes.supervised_process import CrashLoop, SupervisedPr
 logger = logging.getLogger(__name__)
 
 _KILL_S = 5.0 + LIMIT_S
-_LINK_BACKLOG = 64
+_ENGINE_BACKLOG = 64
 
 
 class CannotStart(Exception):
@@ -86,7 +86,7 @@ class Supervisor:
         self._started_s = time.monotonic()
         self._port = 0
         self._socket_path = Path()
-        self._link_listener: socket.socket | None = None
+        self._engine_listener: socket.socket | None = None
         self._board_fd = -1
         self._heartbeats_fd = -1
         self._stop = asyncio.Event()
@@ -97,7 +97,7 @@ class Supervisor:
         self._grace_s: float | None = None
         self._flight = FlightMemory(config.observer.flight)
         self._dumps: set[asyncio.Task[None]] = set()
-        self._roll: asyncio.Task[None] | None = None
+        self._rolling_restart: asyncio.Task[None] | None = None
         self._processes = ServiceProcesses()
         self._engine = EngineSupervision(
             self._spawn_context, orphans=self._orphans, flight=self._flight
@@ -125,7 +125,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGUSR1, self._on_dump_signal)
-        loop.add_signal_handler(signal.SIGUSR2, self._on_roll_signal)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_restart_signal)
         self._orphans.adopt()
         with ExitStack() as stack:
             self._open_sockets(stack)
@@ -140,10 +140,10 @@ class Supervisor:
             # Start the engine first, because it takes longest.
             for process in (self._engine.process, *(place.process for place in self._fronts)):
                 self._processes.add(process)
-            watchers: dict[SupervisedProcess, asyncio.Task[int]] = {}
+            observers: dict[SupervisedProcess, asyncio.Task[int]] = {}
             if self._observer is not None:
-                watching = asyncio.create_task(self._observer.keep_alive(), name="observer")
-                watchers[self._observer.process] = watching
+                task = asyncio.create_task(self._observer.keep_alive(), name="observer")
+                observers[self._observer.process] = task
             checks = [
                 asyncio.create_task(_poll(limit_s, check))
                 for limit_s, check in (
@@ -153,35 +153,35 @@ class Supervisor:
                 if limit_s
             ]
             try:
-                return await self._serve(watchers)
+                return await self._serve(observers)
             finally:
                 for check in checks:
                     check.cancel()
-                await self._kill_all(watchers)
+                await self._kill_all(observers)
 
-    async def _kill_all(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
+    async def _kill_all(self, observers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
         """Kill all processes that are alive, and the orphans that they leave behind."""
-        self._abort_roll()
-        for process in (*self._processes.all, *watchers):
+        self._abort_rolling_restart()
+        for process in (*self._processes.all, *observers):
             process.kill()
-        tasks = (*self._processes.tasks, *watchers.values())
+        tasks = (*self._processes.tasks, *observers.values())
         await asyncio.wait(tasks, timeout=_KILL_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._dumps, return_exceptions=True)
         await self._orphans.end_all("the service")
 
-    async def _serve(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
-        processes, observed = self._processes, watchers.values()
-        await self._until_stop(self._all_ready(watchers), *map(_end_of, observed))
-        if any(watcher.done() and watcher.exception() is None for watcher in observed):
+    async def _serve(self, observers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
+        processes, observed = self._processes, observers.values()
+        await self._until_stop(self._all_ready(observers), *map(_end_of, observed))
+        if any(task.done() and task.exception() is None for task in observed):
             # It crashed repeatedly while other processes were starting.
             await self._until_stop(processes.all_ready())
         try:
             processes.raise_first()
-            for watcher in observed:
-                if watcher.done():
-                    watcher.result()
+            for task in observed:
+                if task.done():
+                    task.result()
         except (ChildFailed, CrashLoop) as failure:
             raise CannotStart(str(failure)) from failure
         if self._stop.is_set():
@@ -189,19 +189,19 @@ class Supervisor:
         self._announce_ready()
         # The observer may end, because the service continues without it.
         await self._until_stop()
-        self._abort_roll()
+        self._abort_rolling_restart()
         try:
             processes.raise_first()
         except CrashLoop as failure:
             logger.critical("giving up: %s", failure)
             self._stop.set()  # From here on a signal is the second request to stop.
-            await self._drain(watchers)
+            await self._drain(observers)
             return EXIT_GAVE_UP
-        return await self._drain(watchers)
+        return await self._drain(observers)
 
-    async def _all_ready(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
+    async def _all_ready(self, observers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
         await self._processes.all_ready()
-        for process in watchers:
+        for process in observers:
             await process.is_ready.wait()
 
     async def _until_stop(self, *events: Coroutine[Any, Any, object]) -> None:
@@ -214,7 +214,7 @@ class Supervisor:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _drain(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
+    async def _drain(self, observers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
         """Drain the fronts, then end the engine, then the observer; return the exit code. A second
         signal interrupts this."""
         processes = self._processes
@@ -225,7 +225,7 @@ class Supervisor:
             drain_in_order(
                 processes,
                 self._engine.process,
-                watchers,
+                observers,
                 grace_s=self._current_grace_s,
                 engine_exit_s=self._config.executor.max_exit_s,
             )
@@ -262,7 +262,7 @@ class Supervisor:
             self._port = reserved.getsockname()[1]
             folder = create_folder(stack)
             self._socket_path = folder / SOCKET_NAME
-            self._link_listener = listen(stack, self._socket_path, _LINK_BACKLOG)
+            self._engine_listener = listen(stack, self._socket_path, _ENGINE_BACKLOG)
             if self._observer is not None:
                 self._observer.open(folder, stack)
         except PortUnavailable as error:
@@ -280,12 +280,12 @@ class Supervisor:
             raise CannotStart(f"cannot allocate shared memory: {error}") from error
 
     def _spawn_context(self) -> SpawnContext:
-        assert self._link_listener is not None
+        assert self._engine_listener is not None
         return SpawnContext(
             # With the actual port.
             config=dataclasses.replace(self._config, port=self._port),
             socket_path=self._socket_path,
-            listener_fd=self._link_listener.fileno(),
+            listener_fd=self._engine_listener.fileno(),
             observer_path=None if self._observer is None else self._observer.socket_path,
             flight_fd=self._flight.fd,
             board_fd=self._board_fd,
@@ -307,30 +307,32 @@ class Supervisor:
         self._dumps.add(dump)
         dump.add_done_callback(self._dumps.discard)
 
-    def _on_roll_signal(self) -> None:
+    def _on_restart_signal(self) -> None:
         if self._stop.is_set() or not self._is_ready:
             logger.warning("SIGUSR2 ignored: the service is not ready yet")
-        elif self._roll is not None and not self._roll.done():
+        elif self._rolling_restart is not None and not self._rolling_restart.done():
             logger.warning("SIGUSR2: a rolling restart is under way already")
         else:
-            roll = RollingRestart(
+            restart = RollingRestart(
                 self._processes,
                 self._engine,
                 self._fronts,
                 grace_s=lambda: self._current_grace_s,
                 can_replay=self._config.front.max_replays > 0,
             )
-            self._roll = asyncio.get_running_loop().create_task(roll.run(), name="rolling restart")
+            self._rolling_restart = asyncio.get_running_loop().create_task(
+                restart.run(), name="rolling restart"
+            )
 
-    def _abort_roll(self) -> None:
-        if self._roll is not None:
-            self._roll.cancel()
+    def _abort_rolling_restart(self) -> None:
+        if self._rolling_restart is not None:
+            self._rolling_restart.cancel()
 
     def _on_observer_message(self, frame: FromChild) -> None:
         """Execute an operator's command for the whole service."""
         match frame:
             case Drain(timeout_s=timeout_s):
-                self._drain_ordered(timeout_s)
+                self._on_drain_command(timeout_s)
             case SetLogLevel(level=level) if level in LOG_LEVELS:
                 logger.info("log level %s, by an operator", level)
                 set_log_level(level)
@@ -339,7 +341,7 @@ class Supervisor:
             case _:
                 logger.error("unexpected message of the observer: %.100s", frame)
 
-    def _drain_ordered(self, timeout_s: float | None) -> None:
+    def _on_drain_command(self, timeout_s: float | None) -> None:
         if self._stop.is_set():
             return  # The service already drains, within the time of the first request.
         if timeout_s is not None and timeout_s >= 0 and math.isfinite(timeout_s):
@@ -366,8 +368,8 @@ class Supervisor:
         )
 
 
-async def _end_of(watcher: "asyncio.Task[int]") -> None:
-    await asyncio.wait([watcher])
+async def _end_of(task: "asyncio.Task[int]") -> None:
+    await asyncio.wait([task])
 
 
 async def _poll(limit_s: float, check: Callable[[float], None]) -> None:

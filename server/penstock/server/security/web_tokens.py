@@ -214,7 +214,7 @@ class WebTokens:
         return self._checked(claims)
 
     def _checked(self, claims: dict[str, Any]) -> _VerifiedToken:
-        """Check the claims, with times by the clock of this process; return the tenant and the
+        """Check the tenant and, against `clock`, the times in the claims; return the tenant and the
         expiry time plus `leeway_s`.
 
         Raises BadToken for an invalid claim.

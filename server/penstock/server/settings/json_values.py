@@ -90,7 +90,7 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
 
 
 def to_json_value(value: object) -> Any:
-    """Convert `value` for `json.dumps`. Raises TypeError for an unknown type."""
+    """Convert `value` to values that `json.dumps` accepts. Raises TypeError for an unknown type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_json_value(getattr(value, field.name))

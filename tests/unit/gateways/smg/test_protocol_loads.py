@@ -84,7 +84,7 @@ def test_the_share_of_cached_tokens_is_that_of_requests_that_ended() -> None:
     assert harness.report.load(INFO).cache_hit_share == 0.0
 
     for num_cached in (0, 80):
-        harness.report.note(
+        harness.report.record_usage(
             Usage(
                 num_prompt_tokens=100, num_completion_tokens=1, num_cached_prompt_tokens=num_cached
             )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.request_mapping import own_request
+from penstock.gateway.smg.request_mapping import penstock_request
 from penstock.gateway.smg.service import with_gateway_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Failure, RequestError
@@ -64,7 +64,7 @@ def rejection_of(take: Callable[[], object]) -> Failure | None:
 
 def judge(message: vllm.GenerateRequest) -> None:
     def take() -> None:
-        own = own_request(message)
+        own = penstock_request(message)
         num_unknown_fields(message)
         generation = read_generation(own, LIMITS, ("tiny",))
         assert generation.output.return_token_ids

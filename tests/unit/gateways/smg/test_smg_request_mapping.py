@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.request_mapping import UNSUPPORTED_FIELDS, own_request
+from penstock.gateway.smg.request_mapping import UNSUPPORTED_FIELDS, penstock_request
 from penstock.gateway.smg.service import PATHS, gateway_path, with_gateway_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
@@ -75,7 +75,7 @@ def asked(**params: Any) -> vllm.GenerateRequest:
 
 def rejected(message: vllm.GenerateRequest) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        own_request(message)
+        penstock_request(message)
     return caught.value
 
 
@@ -103,7 +103,7 @@ def test_options_that_a_gateway_leaves_out_stay_unset() -> None:
     """Fields without presence are 0 if the gateway omits them; then temperature and
     top_p are not set.
     """
-    own = own_request(asked())
+    own = penstock_request(asked())
 
     wanted = pb.GenerateRequest(request_id="r-1")
     wanted.token_prompt.ids.extend([5, 6])
@@ -121,7 +121,7 @@ def test_options_that_a_gateway_leaves_out_stay_unset() -> None:
 
 
 def test_every_option_has_its_place() -> None:
-    own = own_request(
+    own = penstock_request(
         asked(
             temperature=0.0, top_p=0.5, top_k=7, min_p=0.25, frequency_penalty=0.5,
             presence_penalty=-0.5, repetition_penalty=1.5, max_tokens=9, min_tokens=2,
@@ -149,12 +149,12 @@ def test_every_option_has_its_place() -> None:
 
 
 def test_a_text_prompt_is_mapped() -> None:
-    assert own_request(vllm.GenerateRequest(text="hello")).text_prompt.text == "hello"
+    assert penstock_request(vllm.GenerateRequest(text="hello")).text_prompt.text == "hello"
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**31)])
 def test_a_seed_below_zero_is_a_seed(seed: int) -> None:
-    own = own_request(asked(seed=seed))
+    own = penstock_request(asked(seed=seed))
 
     assert own.sampling.seed == seed % 2**64
 
@@ -169,7 +169,7 @@ def test_a_seed_below_zero_is_a_seed(seed: int) -> None:
     ],
 )
 def test_each_kind_of_constraint_is_mapped(params: dict[str, Any], kind: str, text: str) -> None:
-    own = own_request(asked(**params))
+    own = penstock_request(asked(**params))
 
     assert own.constraint.WhichOneof("kind") == kind
     generation = read_generation(own, LIMITS, ("tiny",))
@@ -178,19 +178,19 @@ def test_each_kind_of_constraint_is_mapped(params: dict[str, Any], kind: str, te
 
 
 def test_a_choice_constraint_is_mapped() -> None:
-    own = own_request(asked(choice=vllm.ChoiceConstraint(choices=["yes", "no"])))
+    own = penstock_request(asked(choice=vllm.ChoiceConstraint(choices=["yes", "no"])))
 
     assert list(own.constraint.choice.choices) == ["yes", "no"]
 
 
 def test_json_object_false_is_no_constraint() -> None:
-    assert not own_request(asked(json_object=False)).HasField("constraint")
+    assert not penstock_request(asked(json_object=False)).HasField("constraint")
 
 
 @pytest.mark.parametrize("name", ["json_schema", "regex", "grammar"])
 def test_an_empty_constraint_is_an_error(name: str) -> None:
     with pytest.raises(RequestError) as caught:
-        read_generation(own_request(asked(**{name: ""})), LIMITS, ("tiny",))
+        read_generation(penstock_request(asked(**{name: ""})), LIMITS, ("tiny",))
 
     (violation,) = with_gateway_paths(caught.value.failure).violations
     assert violation.path == f"sampling_params.{name}"
@@ -253,7 +253,7 @@ def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: s
 
 def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
     """The client does not know the index of the entry in our list."""
-    own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
+    own = penstock_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))
 

@@ -8,7 +8,7 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway import smg
-from penstock.gateway.smg.response_mapping import REASONS, ChunkEncoder, WholeEncoder
+from penstock.gateway.smg.response_mapping import REASONS, ChunkEncoder, NonStreamingEncoder
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.events import (
@@ -56,7 +56,7 @@ def end(num: int, index: int = 0, reason: FinishReason = FinishReason.LENGTH) ->
 
 
 def messages(
-    encoder: ChunkEncoder | WholeEncoder, *batches: Sequence[StreamEvent]
+    encoder: ChunkEncoder | NonStreamingEncoder, *batches: Sequence[StreamEvent]
 ) -> list[vllm.GenerateResponse]:
     return [
         vllm.GenerateResponse.FromString(data)
@@ -110,7 +110,7 @@ def test_a_backlog_is_cut_into_messages_of_bounded_size() -> None:
 
 
 def test_a_complete_response_is_one_message() -> None:
-    encoder = WholeEncoder()
+    encoder = NonStreamingEncoder()
     assert messages(encoder, [ACCEPTED, running(0)], [piece(5), piece(8, index=1)]) == []
 
     reported = messages(encoder, [piece(6), finished(end(2), end(1, 1))])
@@ -119,9 +119,9 @@ def test_a_complete_response_is_one_message() -> None:
     assert [one.complete.completion_tokens for one in reported] == [2, 1]
 
 
-@pytest.mark.parametrize("encoder_type", [ChunkEncoder, WholeEncoder])
+@pytest.mark.parametrize("encoder_type", [ChunkEncoder, NonStreamingEncoder])
 def test_logprobs_of_output_and_prompt(
-    encoder_type: type[ChunkEncoder] | type[WholeEncoder],
+    encoder_type: type[ChunkEncoder] | type[NonStreamingEncoder],
 ) -> None:
     prompt = PromptPiece(records=(TokenRecord(3), TokenRecord(4, -2.0, 1, (TopToken(4, -2.0),))))
 
@@ -158,7 +158,7 @@ def test_the_stop_string_or_token_is_reported() -> None:
     by_token = OutputEnd(
         output_index=1, reason=FinishReason.STOP, num_completion_tokens=1, stop_token_id=7
     )
-    reported = messages(WholeEncoder(), [ACCEPTED, finished(by_text, by_token, end(1, 2))])
+    reported = messages(NonStreamingEncoder(), [ACCEPTED, finished(by_text, by_token, end(1, 2))])
 
     assert [one.complete.WhichOneof("matched_stop") for one in reported] == [
         "matched_stop_str",

@@ -94,7 +94,7 @@ def test_queued_requests_of_a_lost_front_are_cancelled_before_the_loop_sleeps() 
     dispatcher.front_disconnected(1)
     num_steps = 0
     # The executor is silent: nothing but the cancels gives the loop a reason to step.
-    while dispatcher.has_own_work:
+    while dispatcher.has_pending_work:
         dispatcher.step()
         num_steps += 1
 

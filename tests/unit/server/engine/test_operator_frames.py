@@ -32,7 +32,7 @@ from penstock.server.ipc.frames import (
 )
 from penstock.server.ipc.wire import FrameBuffer, FrameError
 from support.link import KEPT_LIMITS, FakeEngine, hello
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 ORDER = Command(ticket=5, action=Profile(seconds=0.5))
 
@@ -88,13 +88,13 @@ class Observed:
         self.connections = FrontConnections(listener, dispatcher)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(listener.getsockname())
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(TEST_TIMEOUT_S)
         self._frames = FrameBuffer()
         self._ready: list[Frame] = []
 
     def send(self, frame: Frame) -> None:
         self.socket.sendall(encode(frame))
-        self.connections.poll(PATIENCE_S)
+        self.connections.poll(TEST_TIMEOUT_S)
 
     def next(self) -> Frame:
         while not self._ready:
@@ -109,13 +109,13 @@ class Observed:
         self._listener.close()
 
 
-def observed(tmp_path: Any, carry_out: Callable[..., None]) -> Observed:
+def observed(tmp_path: Any, execute: Callable[..., None]) -> Observed:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "engine.sock"))
     listener.listen(1)
     made = Observed(
         listener,
-        Dispatcher(ObservedEngine(), hello(), kept_limits=KEPT_LIMITS, carry_out=carry_out),
+        Dispatcher(ObservedEngine(), hello(), kept_limits=KEPT_LIMITS, execute=execute),
     )
     made.connections.poll(20.0)  # accepted
     return made
@@ -136,7 +136,7 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
     working = threading.Event()
     threads: list[threading.Thread] = []
 
-    def carry_out(order: Command, answer: Callable[[CommandResult], None]) -> None:
+    def execute(order: Command, answer: Callable[[CommandResult], None]) -> None:
         def work() -> None:
             assert working.wait(60)
             answer(CommandResult(ticket=order.ticket, payload=b"done"))
@@ -144,7 +144,7 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
         threads.append(threading.Thread(target=work))
         threads[0].start()
 
-    link = observed(tmp_path, carry_out)
+    link = observed(tmp_path, execute)
     link.send(ObserverHello())
     link.next()
     link.send(ORDER)

@@ -98,16 +98,16 @@ def test_the_load_is_shown_as_it_is_and_begins_again_with_every_engine(fd: int) 
 
 def test_the_requests_of_the_last_step_are_known_until_none_continues(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=1)
-    board.step_begins(keys(1 << 32 | 1, 1 << 32 | 2))
+    board.mark_step(keys(1 << 32 | 1, 1 << 32 | 2))
     assert view.keys_in_progress() == {1 << 32 | 1, 1 << 32 | 2}
-    board.step_begins(keys(2**63 - 1))
+    board.mark_step(keys(2**63 - 1))
     assert view.keys_in_progress() == {2**63 - 1}
     board.close()
     assert view.keys_in_progress() == {2**63 - 1}  # of a dead one
     again = EngineBoard(fd, 2)
     assert view.keys_in_progress() == frozenset()
-    again.step_begins(keys(5))
-    again.no_step()
+    again.mark_step(keys(5))
+    again.clear_step()
     assert view.keys_in_progress() == frozenset()
     again.close()
     view.close()
@@ -116,7 +116,7 @@ def test_the_requests_of_the_last_step_are_known_until_none_continues(fd: int) -
 def test_with_two_steps_under_way_both_count(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=2)
     for step in ((1, 2), (2, 3), (4,)):
-        board.step_begins(keys(*step))
+        board.mark_step(keys(*step))
     assert view.keys_in_progress() == {2, 3, 4}
     board.close()
     view.close()
@@ -124,7 +124,7 @@ def test_with_two_steps_under_way_both_count(fd: int) -> None:
 
 def test_keys_beyond_the_capacity_are_dropped(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1)
-    board.step_begins(keys(1, 2, 3, 4, 5, 6))
+    board.mark_step(keys(1, 2, 3, 4, 5, 6))
     assert view.keys_in_progress() == {1, 2, 3, 4}
     board.close()
     view.close()

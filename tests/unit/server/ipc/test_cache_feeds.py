@@ -151,7 +151,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
 
     assert dispatcher.handle_frame(1, FOLLOW) is None
     frames: list[tuple[int, bytes]] = []
-    while dispatcher.has_own_work:
+    while dispatcher.has_pending_work:
         frames += dispatcher.step()
 
     assert {front_id for front_id, _ in frames} == {1}

@@ -21,8 +21,8 @@ from penstock.server.observe.frames import (
     Records,
 )
 from support.observer_connection import ObserverConnection
-from support.patience import PATIENCE_S
 from support.reports import front_view, heartbeat
+from support.timeout import TEST_TIMEOUT_S
 
 HELLO = Hello(front_id=3, pid=42)
 HEARTBEATS = [heartbeat(3, num_records=number) for number in (1, 2)]
@@ -40,7 +40,7 @@ class FakeObserver:
 
     async def accept(self) -> Peer:
         loop = asyncio.get_running_loop()
-        accepted, _ = await asyncio.wait_for(loop.sock_accept(self.listener), PATIENCE_S)
+        accepted, _ = await asyncio.wait_for(loop.sock_accept(self.listener), TEST_TIMEOUT_S)
         self.peers.append(Peer(accepted))
         return self.peers[-1]
 
@@ -68,7 +68,7 @@ class Peer(ObserverConnection):
         return payloads
 
 
-def carry_out(command: Command, answer: object) -> None:
+def execute(command: Command, answer: object) -> None:
     assert callable(answer)
     assert isinstance(command.action, SetLogLevel)
     answer(CommandResult(ticket=command.ticket, payload=command.action.level.encode()))
@@ -82,7 +82,7 @@ async def exporter(
         path,
         HELLO,
         live_views=lambda: tuple(front_view([number]) for number in range(num_live)),
-        carry_out=carry_out,
+        execute=execute,
         max_bytes=max_bytes,
         max_records=max_records,
     )
@@ -146,7 +146,7 @@ async def test_records_for_an_observer_that_does_not_read_are_dropped_and_counte
 
 
 async def test_the_number_of_records_is_bounded_too(path: Path, observer: FakeObserver) -> None:
-    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out, max_records=3)
+    box = Exporter(path, HELLO, live_views=lambda: (), execute=execute, max_records=3)
     assert [box.offer(b"") for _ in range(5)] == [True, True, True, False, False]
     assert box.dropped[FULL] == 2
     await box.close(0.0)
@@ -162,7 +162,7 @@ async def test_records_without_a_receiver_are_dropped_and_counted(
         observer.listener.close()
         peer.socket.close()
         num_offered = 0
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TEST_TIMEOUT_S):
             while box.offer(b"lost"):
                 num_offered += 1
                 await asyncio.sleep(0)
@@ -221,7 +221,7 @@ async def test_the_final_messages_are_sent_before_it_disconnects(
         peer = await observer.accept()
         box.offer(b"last")
         box.send_heartbeat(HEARTBEATS[0])
-        await box.close(PATIENCE_S)
+        await box.close(TEST_TIMEOUT_S)
     assert await peer.next() == HELLO
     assert await peer.next() == HEARTBEATS[0]
     assert await peer.records(1) == [b"last"]
@@ -264,7 +264,7 @@ async def test_thousands_of_live_requests_do_not_block_the_event_loop(
         if len(made) < 3000:
             loop.call_soon(tick, len(made))
 
-    box = Exporter(path, HELLO, live_views=live_views, carry_out=carry_out)
+    box = Exporter(path, HELLO, live_views=live_views, execute=execute)
     await box.start()
     peer = await observer.greeted()
     tick(0)

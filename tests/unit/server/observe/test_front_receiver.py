@@ -29,8 +29,8 @@ from penstock.server.observe.listeners import NO_TOTALS, ServiceListener, Servic
 from penstock.server.observe.request_record import RequestRecord, encode_record
 from support.flights import RecordedEngine
 from support.observer_connection import ObserverConnection
-from support.patience import PATIENCE_S
 from support.reports import front_view, heartbeat, make_facts, request_record
+from support.timeout import TEST_TIMEOUT_S
 
 
 class RecordingListener(ServiceListener):
@@ -68,7 +68,7 @@ class RecordingListener(ServiceListener):
         self._notify()
 
     async def until(self, is_so: Any) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             await self._changed.wait_for(is_so)
 
     def _notify(self) -> None:
@@ -152,10 +152,10 @@ async def test_a_record_that_cannot_be_read_does_not_affect_others(harness: Harn
 
 
 async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(harness: Harness) -> None:
-    assert await harness.receiver.live_views(PATIENCE_S) == ((), True)
+    assert await harness.receiver.live_views(TEST_TIMEOUT_S) == ((), True)
     one, two = await harness.known_front(1), await harness.known_front(2)
     view = front_view([1])
-    asked = asyncio.create_task(harness.receiver.live_views(PATIENCE_S))
+    asked = asyncio.create_task(harness.receiver.live_views(TEST_TIMEOUT_S))
     query = await one.next()
     assert isinstance(query, LiveQuery)
     one.send(LiveAnswer(ticket=query.ticket, views=(view,), is_last=False))
@@ -167,13 +167,13 @@ async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(harness: Harn
 
 async def test_orders_reach_their_front(harness: Harness) -> None:
     receiver, front = harness.receiver, await harness.known_front(1)
-    asked = asyncio.create_task(receiver.command(1, Profile(seconds=1.0), PATIENCE_S))
+    asked = asyncio.create_task(receiver.command(1, Profile(seconds=1.0), TEST_TIMEOUT_S))
     order = await front.next()
     assert isinstance(order, Command)
     front.send(CommandResult(ticket=order.ticket, payload=b"done"))
     assert (await asked).payload == b"done"
     with pytest.raises(FrontUnavailable, match="there is no front 2"):
-        await receiver.command(2, Profile(seconds=1.0), PATIENCE_S)
+        await receiver.command(2, Profile(seconds=1.0), TEST_TIMEOUT_S)
     with pytest.raises(FrontUnavailable, match="front 1 does not respond"):
         await receiver.command(1, Profile(seconds=1.0), 0.0)
 
@@ -182,7 +182,7 @@ async def test_reports_sent_before_a_front_ended_are_received(harness: Harness) 
     front = await harness.known_front(1)
     front.send(Records(payloads=(encode_record(request_record()),) * 100))
     front.socket.close()
-    await harness.receiver.close(PATIENCE_S)
+    await harness.receiver.close(TEST_TIMEOUT_S)
     assert len(harness.recorded.records) == 100
 
 

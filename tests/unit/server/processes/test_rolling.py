@@ -19,7 +19,7 @@ from penstock.server.processes.rolling import RollingRestart
 from penstock.server.processes.service_processes import ServiceProcesses
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import SupervisedProcess
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def no_child() -> Child:
@@ -39,7 +39,7 @@ async def test_a_process_that_is_not_replaced_counts_as_lost() -> None:
     processes = ServiceProcesses()
     process = SupervisedProcess("front 1", no_child)
     processes.add(process)
-    await asyncio.wait_for(processes.any_lost(), PATIENCE_S)
+    await asyncio.wait_for(processes.any_lost(), TEST_TIMEOUT_S)
     assert processes.has_lost
     assert processes.has_given_up(process)
     assert processes.failed_to_stop(process)
@@ -58,7 +58,7 @@ async def test_a_process_with_an_expected_exit_does_not_count_as_lost() -> None:
     processes.raise_first()
     waiting = asyncio.create_task(processes.any_lost())
     processes.require(process)
-    await asyncio.wait_for(waiting, PATIENCE_S)
+    await asyncio.wait_for(waiting, TEST_TIMEOUT_S)
     processes.remove(process)
     assert processes.all == ()
 
@@ -69,7 +69,7 @@ async def test_a_front_without_a_replacement_is_kept(caplog: pytest.LogCaptureFi
     engine = EngineSupervision(nowhere, orphans=Orphans(), flight=FlightMemory(FlightConfig()))
     rolling = RollingRestart(processes, engine, fronts, grace_s=lambda: 0.0, can_replay=True)
     with caplog.at_level(logging.ERROR):
-        await asyncio.wait_for(rolling.run(), PATIENCE_S)
+        await asyncio.wait_for(rolling.run(), TEST_TIMEOUT_S)
     assert fronts == [old]
     assert processes.all == ()
     assert "front slot 1 was not replaced" in caplog.text

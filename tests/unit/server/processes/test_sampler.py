@@ -57,16 +57,16 @@ def test_one_profile_runs_at_a_time_and_invalid_commands_are_rejected() -> None:
         answers.append(answer)
         answered.set()
 
-    orders.carry_out(Command(ticket=1, action=Profile(seconds=0.2)), take)
+    orders.execute(Command(ticket=1, action=Profile(seconds=0.2)), take)
     second: list[CommandResult] = []
-    orders.carry_out(Command(ticket=2, action=Profile(seconds=0.2)), second.append)
+    orders.execute(Command(ticket=2, action=Profile(seconds=0.2)), second.append)
     assert second == [CommandResult(ticket=2, problem="engine is being sampled already")]
     assert answered.wait(60)
     assert json.loads(answers[0].payload)["name"] == "engine"
 
     bad: list[CommandResult] = []
-    orders.carry_out(Command(ticket=3, action=SetLogLevel(level="loud")), bad.append)
-    orders.carry_out(Command(ticket=4, action=Profile(seconds=0.0)), bad.append)
+    orders.execute(Command(ticket=3, action=SetLogLevel(level="loud")), bad.append)
+    orders.execute(Command(ticket=4, action=Profile(seconds=0.0)), bad.append)
     assert [answer.ticket for answer in bad] == [3, 4]
     assert "level must be one of debug, info, warning, error, not 'loud'" in bad[0].problem
     assert bad[1].problem

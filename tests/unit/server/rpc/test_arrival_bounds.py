@@ -16,7 +16,7 @@ from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
 from penstock.server.rpc.read_limiter import MAX_UNAUTHENTICATED_READS, RequestReadLimiter
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -97,7 +97,7 @@ class LimitedServices:
         for handler in self._harness.handlers:
             found = handler.service(_Details(path))
             if found is not None:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TEST_TIMEOUT_S):
                     await (found.stream_stream or found.stream_unary)(None, wire)
                 return
         raise AssertionError(path)

@@ -18,7 +18,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import admitted, finished, rich_status
 from support.multiplex import cancel, credit, multiplex_call, submit
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 async def rejection_of(task: asyncio.Task[None]) -> RequestError:
@@ -263,7 +263,7 @@ async def test_an_idle_call_does_not_delay_a_drain(text: ModelText) -> None:
 
 async def test_a_lost_engine_ends_each_request_and_not_the_call(text: ModelText) -> None:
     # On a busy machine the engine is lost later than the usual delay.
-    config = FrontConfig(max_replays=0, acceptance_delay_s=PATIENCE_S)
+    config = FrontConfig(max_replays=0, acceptance_delay_s=TEST_TIMEOUT_S)
     async with multiplex_call(text, config) as call:
         call.wire.send(submit(1), submit(2))
         for _ in range(2):

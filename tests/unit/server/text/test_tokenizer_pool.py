@@ -12,7 +12,7 @@ import pytest
 
 from penstock.server.text.errors import TooMuchText
 from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_one_step
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 LARGE = 1 << 20
 
@@ -34,7 +34,7 @@ class Blocked:
 
     def __call__(self) -> None:
         self._loop.call_soon_threadsafe(self.entered.set)
-        assert self.proceed.wait(PATIENCE_S)
+        assert self.proceed.wait(TEST_TIMEOUT_S)
 
 
 def noted(order: list[str], name: str, num_steps: int, num_bytes: int = 5000) -> Steps[str]:

@@ -61,7 +61,7 @@ def flight_trace(path: Path) -> FlightTrace:
     is_self_paced = recording.facts.is_self_paced
     counted: list[tuple[float, RequestDetails, int]] = []
     for history in histories:
-        if history.asked is None:
+        if history.details is None:
             continue
         num_output = history.num_output_tokens
         if history.end is None:
@@ -69,14 +69,14 @@ def flight_trace(path: Path) -> FlightTrace:
         elif not num_output and history.end is EventKind.FAILED and _failed_for_capacity(history):
             num_output = min(history.asked.max_tokens, mean or history.asked.max_tokens)
         if num_output:
-            counted.append((history.asked.arrival_s, history.asked, num_output))
+            counted.append((history.details.arrival_s, history.details, num_output))
     if not counted:
         raise FlightError("contains no requests")
     counted.sort(key=lambda each: each[0])
     start_s = counted[0][0]
     return FlightTrace(
         requests=tuple(
-            _request(asked, arrival_s - start_s, num) for arrival_s, asked, num in counted
+            _request(details, arrival_s - start_s, num) for arrival_s, details, num in counted
         ),
         num_left_out=_num_of(recording) - len(counted),
     )
@@ -140,13 +140,13 @@ def _output_so_far(history: RequestHistory, collected_s: NDArray[np.float64]) ->
     return num_output + int(np.count_nonzero(collected_s >= first_s))
 
 
-def _request(asked: RequestDetails, arrival_s: float, num_output_tokens: int) -> TraceRequest:
+def _request(details: RequestDetails, arrival_s: float, num_output_tokens: int) -> TraceRequest:
     return TraceRequest(
         arrival_s=round(arrival_s, 6),
-        num_prompt_tokens=max(1, asked.num_prompt_tokens),
+        num_prompt_tokens=max(1, details.num_prompt_tokens),
         num_output_tokens=num_output_tokens,
-        tenant=asked.tenant,
-        priority=asked.priority,
-        ttft_deadline_s=max(asked.ttft_deadline_s - asked.arrival_s, 1e-6),
-        deadline_s=max(asked.deadline_s - asked.arrival_s, 1e-6),
+        tenant=details.tenant,
+        priority=details.priority,
+        ttft_deadline_s=max(details.ttft_deadline_s - details.arrival_s, 1e-6),
+        deadline_s=max(details.deadline_s - details.arrival_s, 1e-6),
     )

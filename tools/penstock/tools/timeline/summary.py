@@ -106,7 +106,11 @@ def _requests(histories: list[RequestHistory], since_s: float, until_s: float) -
     waited = sorted(seen, key=lambda history: -history.waited_s(until_s))[:_NUM_WAITERS]
     for history in waited:
         if history.waited_s(until_s) > 0.0:
-            tenant = f" of {history.asked.tenant}" if history.asked and history.asked.tenant else ""
+            tenant = (
+                f" of {history.details.tenant}"
+                if history.details and history.details.tenant
+                else ""
+            )
             is_waiting = bool(history.waits) and history.waits[-1].end_s > until_s
             still = ", still waiting" if is_waiting else ""
             lines.append(

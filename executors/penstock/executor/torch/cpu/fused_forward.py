@@ -1,8 +1,8 @@
 """The fused step on a CPU: four matrix products and five kernels per layer, over packed tokens.
 
 If all matrices are packed for the compiled kernels, one call runs all layers (`NativeDecoder`).
-Single-token rows and chunks are computed in one forward, in the batch's order. Kernels read keys
-and values only from the pages and never past the end of a sequence, so pages need no clearing
+Single-token rows and chunks are computed in one forward pass, in the batch's order. Kernels read
+keys and values only from the pages and never past the end of a sequence, so pages need no clearing
 before their first use.
 """
 
@@ -21,7 +21,7 @@ from penstock.executor.torch.cpu_kernels.native_decoder import DecoderLayer, Nat
 from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import KVPages
-from penstock.executor.torch.step_forward import Forwarded
+from penstock.executor.torch.step_forward import ForwardResult
 from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch
 
@@ -52,10 +52,10 @@ class CpuFusedForward:
         self._decoder = _native_decoder(model, kernels, self._layers)
         self._threads = StepThreads(kernels.barrier_us)
 
-    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
+    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> ForwardResult:
         """Write the keys and values of a batch's tokens; return logits.
 
-        `choose` gets `Forwarded.last_of_row` and returns the indices of the packed tokens whose
+        `choose` gets `ForwardResult.last_of_row` and returns the indices of the packed tokens whose
         logits are returned.
         """
         model, ends = self._model, np.cumsum(batch.num_tokens, dtype=np.int64)
@@ -73,7 +73,7 @@ class CpuFusedForward:
                 residual, added = residual.index_select(0, rows), added.index_select(0, rows)
             self._kernels.add_rms_norm(residual, added, model.final_norm, model.eps, residual)
             logits = model.head(residual)
-        return Forwarded(logits=logits, last_of_row=ends - 1, is_token_good=is_token_good)
+        return ForwardResult(logits=logits, last_of_row=ends - 1, is_token_good=is_token_good)
 
     def _run_layers(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Run all layers; return the last layer's output, not yet added to the residual, and its
@@ -101,7 +101,9 @@ class CpuFusedForward:
         return multiplications, model.num_layer_weights * model.embedding.itemsize
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
-        """Return the ids of the packed input tokens, int64 [tokens]; set the kernels' rows."""
+        """Return the ids of the packed input tokens, int64 [tokens]; set `self._rows` to the
+        batch's rows.
+        """
         arrays, slots, positions = batch.arrays, batch.slots, batch.starts
         firsts = ends - batch.num_tokens
         self._rows.set(

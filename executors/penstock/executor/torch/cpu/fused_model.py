@@ -22,8 +22,8 @@ from penstock.executor.torch.module_tree import DecoderTree, LayerTree, NotFused
 from penstock.executor.torch.prepacked_linear import (
     PrepackedLinear,
     can_prepack,
-    freed,
-    uses_own_bf16,
+    freed_weight,
+    uses_compiled_bf16,
 )
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 
@@ -33,8 +33,9 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer:
-    """The linear layers of one layer as functions, and the weights of its norms: [hidden]; those of
-    query and key [head_dim], or None. `window`: the sliding window in tokens, 0 for none.
+    """The linear layers of one decoder layer as functions, and its norm weights: `input_norm` and
+    `output_norm` [hidden]; `query_norm` and `key_norm` [head_dim], or None without such norms.
+    `window`: the sliding window in tokens, 0 for none.
     """
 
     qkv: Linear
@@ -95,7 +96,7 @@ def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None
     """Raise NotFused if the packed format of the CPU kernels does not support a matrix of the first
     layer, naming its number of inputs.
     """
-    dtype = _own_format(tree.embedding.dtype, kernels, is_int8=is_int8)
+    dtype = _packed_format(tree.embedding.dtype, kernels, is_int8=is_int8)
     layer = tree.layers[0]
     widths = {layer.qkv[0].in_features, layer.out.in_features, layer.down.in_features}
     for width in sorted(widths):
@@ -104,9 +105,9 @@ def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None
 
 
 def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
-    """Return a recognised model with its weights joined.
+    """Return the weights of the recognised model `tree`, joined.
 
-    `num_positions`: number of positions of its rotary table.
+    `num_positions`: number of positions of the rotary table.
     """
     first = tree.layers[0]
     linears = (*first.qkv, first.out, *first.gate_up, first.down)
@@ -141,8 +142,8 @@ def pack_model(
     layer_bytes = model.num_layer_weights * model.embedding.itemsize
     progress = LoadProgress("packing weights", len(model.layers) * layer_bytes)
     layers: list[FusedLayer] = []
-    for layer, names in zip(model.layers, tree.layers, strict=True):
-        _release(names)
+    for layer, modules in zip(model.layers, tree.layers, strict=True):
+        _release(modules)
         layers.append(
             replace(
                 layer,
@@ -157,7 +158,7 @@ def pack_model(
 
 
 def num_packed_bytes(model: FusedModel) -> int:
-    """Return the total size, in bytes, of the matrices packed for Penstock's own kernels."""
+    """Return the total size, in bytes, of the matrices packed for Penstock's CPU kernels."""
     linears = [
         linear
         for layer in model.layers
@@ -169,7 +170,7 @@ def num_packed_bytes(model: FusedModel) -> int:
 def _release(layer: LayerTree) -> None:
     """Free the modules' unpacked weights of a layer, which the fused step does not need."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
-        linear.weight.data = freed(linear.weight.detach())
+        linear.weight.data = freed_weight(linear.weight.detach())
 
 
 def _layer(layer: LayerWeights) -> FusedLayer:
@@ -190,21 +191,21 @@ def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable
     """Return the function that packs a linear layer of a model of `dtype`; it returns the layer
     unchanged if there is no packing for it.
     """
-    own = _own_format(dtype, kernels, is_int8=is_int8)
-    if own is not None:
-        return partial(_pack, kernels, own)
+    packed_dtype = _packed_format(dtype, kernels, is_int8=is_int8)
+    if packed_dtype is not None:
+        return partial(_pack, kernels, packed_dtype)
     if dtype == torch.bfloat16 and can_prepack():
         return _prepack
     return lambda joined: joined
 
 
-def _own_format(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> torch.dtype | None:
+def _packed_format(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> torch.dtype | None:
     """Return the packed format of the weights; None if the matrix products do not use the CPU
     kernels.
     """
     if is_int8:
         return torch.int8
-    return dtype if dtype == torch.bfloat16 and uses_own_bf16(kernels) else None
+    return dtype if dtype == torch.bfloat16 and uses_compiled_bf16(kernels) else None
 
 
 def _pack(kernels: Kernels, dtype: torch.dtype, joined: Linear) -> Linear:

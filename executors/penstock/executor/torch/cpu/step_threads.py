@@ -44,8 +44,8 @@ class StepThreads:
         reads.
         """
         num_threads = torch.get_num_threads()
-        alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
-        saved_us = alone_us * (1 - 1 / num_threads)
+        single_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
+        saved_us = single_us * (1 - 1 / num_threads)
         if num_threads == 1 or saved_us >= _NUM_BARRIERS * self._barrier_us():
             yield
             return

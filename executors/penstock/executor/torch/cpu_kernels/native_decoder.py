@@ -115,7 +115,7 @@ class NativeDecoder:
         hidden, wide = first.qkv.num_inputs, first.down.num_inputs
         query_size, qkv_size = first.attention.widths
         self._widths = (hidden, hidden, qkv_size, query_size, 2 * wide, wide)
-        self._room = torch.empty((0, sum(self._widths)), dtype=dtype)
+        self._buffer = torch.empty((0, sum(self._widths)), dtype=dtype)
         self._layers = (_CLayer * len(layers))(*(layer.to_c(hidden, dtype) for layer in layers))
         if any(layer.attention.widths != first.attention.widths for layer in layers):
             raise ValueError("layers of different heads")
@@ -137,16 +137,16 @@ class NativeDecoder:
         tensors that do not fit, MemoryError if a kernel runs out of memory.
         """
         num_tokens, hidden = residual.shape
-        dtype = self._room.dtype
+        dtype = self._buffer.dtype
         if hidden != self._widths[0] or residual.dtype is not dtype:
             raise ValueError(
                 f"{residual.dtype} {tuple(residual.shape)} is not a row of this decoder"
             )
         if rows.num_tokens != num_tokens or not residual.is_contiguous():
             raise ValueError(f"{num_tokens} rows for {rows.num_tokens} tokens, or not dense ones")
-        if len(self._room) < num_tokens:
-            self._room = torch.empty((num_tokens, sum(self._widths)), dtype=dtype)
-        flat = self._room.view(-1)[: num_tokens * sum(self._widths)]
+        if len(self._buffer) < num_tokens:
+            self._buffer = torch.empty((num_tokens, sum(self._widths)), dtype=dtype)
+        flat = self._buffer.view(-1)[: num_tokens * sum(self._widths)]
         parts = [
             part.view(num_tokens, -1)
             for part in flat.split([num_tokens * width for width in self._widths])

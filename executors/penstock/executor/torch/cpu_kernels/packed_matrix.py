@@ -13,7 +13,7 @@ _PANEL = 64
 """Number of columns (outputs) that are stored together."""
 _GROUP_BYTES = 4
 """Bytes of one column's consecutive inputs that are stored together."""
-_MOST = 127
+_MAX_INT8 = 127
 _ZERO = 128
 """Zero point of the 8-bit inputs, which are unsigned."""
 MAX_INPUTS = 1 << 16
@@ -97,14 +97,14 @@ class PackedMatrix:
 
     def _pack(self, panel: int, rows: Tensor) -> None:
         _, groups, _, group = self.packed.shape
-        room = self.packed.new_zeros(_PANEL, groups * group)
-        room[: len(rows), : self.num_inputs] = rows
-        self.packed[panel] = room.view(_PANEL, groups, group).transpose(0, 1)
+        padded = self.packed.new_zeros(_PANEL, groups * group)
+        padded[: len(rows), : self.num_inputs] = rows
+        self.packed[panel] = padded.view(_PANEL, groups, group).transpose(0, 1)
 
     def _quantised(self, panel: int, rows: Tensor) -> Tensor:
-        scales = rows.abs().amax(1).float() / _MOST
-        whole = torch.round(rows.float() / scales.clamp_min(1e-30)[:, None]).char()
+        scales = rows.abs().amax(1).float() / _MAX_INT8
+        integers = torch.round(rows.float() / scales.clamp_min(1e-30)[:, None]).char()
         columns = slice(panel * _PANEL, panel * _PANEL + len(rows))
         self.scales[columns] = scales
-        self._offsets[columns] = whole.sum(1, dtype=torch.int32) * -_ZERO
-        return whole
+        self._offsets[columns] = integers.sum(1, dtype=torch.int32) * -_ZERO
+        return integers

@@ -67,9 +67,9 @@ class PlainKernels:
         """Compute out [T, O] = x [T, I] times the matrix plus its bias; each row of x is quantised
         to 8 bits.
         """
-        whole, scales = _quantise(x)
+        integers, scales = _quantise(x)
         # In float64, where these integer sums are exact, as they are in the compiled kernel.
-        sums = whole.double() @ matrix.unpacked().double().T
+        sums = integers.double() @ matrix.unpacked().double().T
         product = sums.float() * (scales * matrix.scales[: matrix.num_outputs])
         if len(matrix.bias):
             product += matrix.bias[: matrix.num_outputs]
@@ -172,8 +172,8 @@ class PlainLayer:
         """Convert keys or values to the format of the pages."""
         if self._pages.dtype is not torch.int8:
             return x
-        whole, scales = _quantise(x)
-        return torch.cat([whole.char(), scales.contiguous().view(torch.int8)], -1)
+        integers, scales = _quantise(x)
+        return torch.cat([integers.char(), scales.contiguous().view(torch.int8)], -1)
 
     def _as_numbers(self, rows: Tensor) -> Tensor:
         """Convert keys or values from the format of the pages to float32."""
@@ -188,9 +188,9 @@ def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     with a non-finite value has scale NaN.
     """
     greatest = x.float().abs().amax(-1, keepdim=True)
-    whole = torch.round(x.float() * (127 / greatest))
+    integers = torch.round(x.float() * (127 / greatest))
     scales = torch.where(torch.isfinite(greatest), greatest / 127, torch.nan)
-    return torch.where(scales > 0, whole, 0), scales
+    return torch.where(scales > 0, integers, 0), scales
 
 
 def _span(rows: StepRows, row: int) -> tuple[slice, Tensor]:

@@ -1,5 +1,5 @@
-"""CUDA graphs of decode steps: for each batch size one for the forward (small batches have another
-for long contexts) and one for sampling with Variant.PLAIN.
+"""CUDA graphs of decode steps: for each batch size one for the forward pass (small batches have
+another for long contexts) and one for sampling with Variant.PLAIN.
 
 Chooses the batch sizes, allocates the memory that the graphs read and write, and captures the
 graphs at start. Forward and sampling are separate graphs, so that other work can run between logits
@@ -45,7 +45,7 @@ class DecodeGraphs:
         self._staged = staging.empty_rows()
         self._tokens = empty_row_tokens(max_rows, queue.device)
         self._logits = torch.empty(
-            (max_rows, model.vocab_size), dtype=model.ends.head.dtype, device=queue.device
+            (max_rows, model.vocab_size), dtype=model.outer.head.dtype, device=queue.device
         )
         self._forwards: dict[tuple[int, bool], Replayable] = {}
         self._samplings: dict[int, Replayable] = {}

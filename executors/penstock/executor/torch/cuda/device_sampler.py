@@ -86,10 +86,10 @@ class TokenMasks:
 
 
 class DeviceSampler:
-    """Samples for up to `max_num_seqs` slots; padding rows use slot `no_slot`."""
+    """Samples for up to `max_num_seqs` slots; padding rows use slot `padding_slot`."""
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
-        self.no_slot = max_num_seqs
+        self.padding_slot = max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
         self._num_chunks = -(-vocab_size // _CHUNK)
@@ -341,7 +341,7 @@ def _words_of(request: Request) -> NDArray[np.int32]:
     numbers[kernels.FREQUENCY.value] = sampling.frequency_penalty
     words[kernels.TOP_K.value] = sampling.top_k
     words[kernels.NUM_TOP.value] = max(sampling.num_logprobs, 0)
-    words[kernels.MIN_TOTAL.value] = spec.num_original_prompt_tokens + spec.num_barred_tokens
+    words[kernels.MIN_TOTAL.value] = spec.num_original_prompt_tokens + spec.num_stop_banned_tokens
     words.view(np.uint64)[kernels.SEED.value // 2] = sampling.seed
     stops = kernels.STOPS.value
     words[stops : stops + kernels.MAX_STOPS.value] = -1

@@ -56,9 +56,11 @@ class FixedKernel:
         compiled = self._kernel[grid](*tensors, *numbers, **self._constants)
         if not self._is_tried:
             self._is_tried = True
-            self._keep(compiled, tensors, numbers)
+            self._use_directly(compiled, tensors, numbers)
 
-    def _keep(self, compiled: Any, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
+    def _use_directly(
+        self, compiled: Any, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]
+    ) -> None:
         """Use `compiled` directly for later launches, if the tensors of this launch are aligned."""
         if compiled is None or any(tensor.data_ptr() % _ALIGNMENT for tensor in tensors):
             return  # interpreted, or compiled for unaligned pointers

@@ -1,8 +1,9 @@
-"""The executor over the fused step: `launch` queues a step, `collect` waits for it and reads its
-results.
+"""The executor that runs the fused step: `launch` queues a step, `collect` waits for it and reads
+its results.
 
 Two steps may be in flight. A step of decodes replays captured graphs; any other step uses one
-packed forward. Only the results are copied to the host, and only `collect` waits for the device.
+packed forward pass. Only the results are copied to the host, and only `collect` waits for the
+device.
 
 Failures are per request: rows with non-finite values are flagged next to the tokens. The keys and
 values of a failed request need not be cleared: they are never read, since all loads of the kernels
@@ -70,9 +71,9 @@ class FusedExecutor:
         self._sampler = sampler
         self._rules = SlotRules(vocab_size=loaded.vocab_size, num_embeddings=loaded.num_embeddings)
         self._probe = HealthProbe(info)
-        max_rows = sampler.no_slot
+        max_rows = sampler.padding_slot
         sets = [_StepMemory(queue, info, parts, max_rows) for _ in range(_NUM_SETS + 1)]
-        self._own_set, *self._sets = sets
+        self._synchronous_set, *self._sets = sets
         self._num_steps = 0
         self._packed = PackedStep(queue, parts.model, sampler, parts.last_tokens, parts.table)
         with torch.inference_mode():
@@ -81,12 +82,12 @@ class FusedExecutor:
                 parts.model,
                 sampler,
                 parts.last_tokens,
-                self._own_set.staging,
+                self._synchronous_set.staging,
                 max_rows=info.max_num_seqs,
                 max_seq_len=info.max_seq_len,
             )
             # Compile the kernels of a packed step before the first request.
-            self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
+            self._enqueue(self._probe.batch, self._probe.rules, self._synchronous_set).wait()
         page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, parts.page_dtype)
         self._info = replace(
             info,
@@ -122,11 +123,11 @@ class FusedExecutor:
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         try:
-            self._follow(batch)
+            self._update_slots(batch)
         except Exception as error:
             # After an out-of-memory error, release the allocator's cached memory and repeat.
             self._recover(error)
-            self._follow(batch)
+            self._update_slots(batch)
         if batch.num_rows == 0:
             self._launched.append(StepResult(slots=batch.sampled_slots, tokens=batch.sampled_slots))
             return
@@ -161,9 +162,9 @@ class FusedExecutor:
             self._is_closed = True
             self._queue.synchronize()
             self._launched.clear()
-            del self._graphs, self._packed, self._sampler, self._sets, self._own_set
+            del self._graphs, self._packed, self._sampler, self._sets, self._synchronous_set
 
-    def _follow(self, batch: Batch) -> None:
+    def _update_slots(self, batch: Batch) -> None:
         self._rules.update(batch)
         for request in batch.admitted:
             rejection = self._sampler.rejection(request)
@@ -187,7 +188,7 @@ class FusedExecutor:
         return launched
 
     def _run_part(self, batch: Batch) -> StepResult:
-        return self._enqueue(batch, self._rules, self._own_set).wait()
+        return self._enqueue(batch, self._rules, self._synchronous_set).wait()
 
     def _recover(self, error: Exception) -> None:
         """Wait for the device, release cached memory and run the health probe. Raises ExecutorDied
@@ -196,7 +197,7 @@ class FusedExecutor:
         try:
             self._queue.synchronize()
             self._queue.release_memory()
-            self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
+            self._enqueue(self._probe.batch, self._probe.rules, self._synchronous_set).wait()
         except Exception as broken:
             raise ExecutorDied(
                 f"{type(error).__name__}: {error}; then, of the health probe, "

@@ -1,4 +1,5 @@
-"""The fused step: the forward of a decoder with Penstock's kernels, from input tokens to logits.
+"""The fused step: the forward pass of a decoder with Penstock's kernels, from input tokens to
+logits.
 
 There are two kinds of steps: rows of one token each (`decode`, captured), and any mix of decodes
 and chunks (`packed`). Launches use the current stream.
@@ -15,7 +16,7 @@ from penstock.executor.torch.cuda.kernels.glue import embed_rows, flag_finite
 from penstock.executor.torch.cuda.page_attention import Chunks, PageAttention
 from penstock.executor.torch.cuda.row_math import Product, RowMath
 from penstock.executor.torch.cuda.scratch import Scratch
-from penstock.executor.torch.cuda.small_projection import project_row
+from penstock.executor.torch.cuda.step_projection import project_row
 from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.quantised_weights import FP8
 
@@ -24,7 +25,7 @@ _PART = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ends:
+class OuterWeights:
     """The weights before and after the layers: `embedding` and `head` [vocabulary, hidden],
     `final_norm` [hidden]. `eps`: the epsilon of all norms.
     """
@@ -73,7 +74,7 @@ class PackedHidden:
 
 
 class CudaFusedForward:
-    """The forward of one model, over its weights and pages. `table` int32 [slots, blocks]: the
+    """The forward pass of one model, over its weights and pages. `table` int32 [slots, blocks]: the
     device's block table. `last_tokens` int32 [2 * slots]: see `embed_rows`.
 
     The constructor raises ValueError if the layers have different number formats.
@@ -82,25 +83,25 @@ class CudaFusedForward:
     def __init__(
         self,
         layers: Sequence[LayerWeights],
-        ends: Ends,
+        outer: OuterWeights,
         attention: PageAttention,
         table: Tensor,
         last_tokens: Tensor,
         *,
         block_size: int,
     ) -> None:
-        self.ends = ends
+        self.outer = outer
         self._layers = layers
         self._attention = attention
         self._table = table
         self._last_tokens = last_tokens
-        self._hidden = ends.embedding.shape[1]
-        self._dtype = ends.embedding.dtype
+        self._hidden = outer.embedding.shape[1]
+        self._dtype = outer.embedding.dtype
         self._math = RowMath(
             hidden=self._hidden,
-            eps=ends.eps,
+            eps=outer.eps,
             dtype=self._dtype,
-            device=ends.embedding.device,
+            device=outer.embedding.device,
             is_fp8=layers[0].qkv.weight.dtype == FP8,
         )
         self._has_biases = any(
@@ -131,7 +132,7 @@ class CudaFusedForward:
     @property
     def vocab_size(self) -> int:
         """Number of logits per row."""
-        return self.ends.head.shape[0]
+        return self.outer.head.shape[0]
 
     def decode(
         self, staged: Tensor, tokens: RowTokens, logits: Tensor, *, rows: int, is_long: bool
@@ -156,8 +157,8 @@ class CudaFusedForward:
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
     ) -> PackedHidden:
-        """Compute `num_decodes` single-token rows, then `chunks`, in one forward; write `tokens`
-        and return the layers' output. `staged`: see `embed_rows`.
+        """Compute `num_decodes` single-token rows, then `chunks`, in one forward pass; write
+        `tokens` and return the layers' output. `staged`: see `embed_rows`.
         """
         num_tokens = num_decodes + chunks.num_tokens
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
@@ -193,12 +194,12 @@ class CudaFusedForward:
         return flags.view(torch.bool)
 
     def _last(self, added: Product, residual: Tensor, out: Tensor | None = None) -> Tensor:
-        ends = self.ends
-        normed = self._math.norm(self._scratch(), added, residual, ends.final_norm, is_last=True)
-        return torch.mm(normed.values, ends.head.T, out=out)
+        outer = self.outer
+        normed = self._math.norm(self._scratch(), added, residual, outer.final_norm, is_last=True)
+        return torch.mm(normed.values, outer.head.T, out=out)
 
     def _embed(self, staged: Tensor, tokens: RowTokens, rows: int) -> Tensor:
-        embedding = self.ends.embedding
+        embedding = self.outer.embedding
         residual = torch.empty((rows, self._hidden), dtype=embedding.dtype, device=embedding.device)
         self._embed_kernel.launch(
             (rows, -(-self._hidden // _PART), 1),
@@ -233,9 +234,9 @@ class CudaFusedForward:
         added: Product | None = None
         for index, layer in enumerate(self._layers):
             normed = math.norm(scratch, added, residual, layer.input_norm)
-            attend(index, layer, math.whole(math.project(scratch, normed, layer.qkv, "qkv")))
+            attend(index, layer, math.apply_scales(math.project(scratch, normed, layer.qkv, "qkv")))
             # The residual now includes the previous layer's output.
-            rows = math.rows(scratch, attended)
+            rows = math.projection_input(scratch, attended)
             added = math.project(scratch, rows, layer.out, "added")
             normed = math.norm(scratch, added, residual, layer.output_norm)
             gate_up = math.project(scratch, normed, layer.gate_up, "gate up")
@@ -256,7 +257,7 @@ class CudaFusedForward:
         """Compute the `logits` of one row with five launches per layer, each limited by memory
         bandwidth.
         """
-        eps = self.ends.eps
+        eps = self.outer.eps
         tile = self._attention.tile_for(1, is_long=is_long)
         dtype = residual.dtype
         attended = self._attended(scratch, 1)
@@ -276,11 +277,11 @@ class CudaFusedForward:
                 is_gated=True,
             )
             project_row(activated, layer.down, residual, is_added=True)
-        head = Projection(weight=self.ends.head, bias=None)
-        project_row(residual, head, logits, norm=self.ends.final_norm, eps=eps)
+        head = Projection(weight=self.outer.head, bias=None)
+        project_row(residual, head, logits, norm=self.outer.final_norm, eps=eps)
 
     def _scratch(self) -> Scratch:
-        return Scratch(self.ends.embedding.device)
+        return Scratch(self.outer.embedding.device)
 
     def _attended(self, scratch: Scratch, rows: int) -> Tensor:
         shape = (rows, self._attention.layout.num_query_elements)

@@ -1,4 +1,4 @@
-"""Builds the executor over the fused step from a loaded model.
+"""Builds the executor that runs the fused step, from a loaded model.
 
 Steps: recognise the module tree, verify it in float32, join its weights, compare logits, measure a
 step's memory, allocate the pages, capture the graphs. If a check fails, NotFused is raised: the
@@ -18,7 +18,7 @@ from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.eight_bit import check_eight_bit, measure_scales
 from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
-from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, Ends
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, OuterWeights
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
 from penstock.executor.torch.cuda.trial_steps import (
     run_widest_step,
@@ -49,7 +49,7 @@ class _Parts:
     """The parts of the fused executor that do not depend on the number of pages."""
 
     layers: Sequence[LayerWeights]
-    ends: Ends
+    outer: OuterWeights
     layout: HeadLayout
     rotary: RotaryTable
     page_dtype: torch.dtype
@@ -78,9 +78,9 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             num_positions = max(max_seq_len, NUM_TRIAL_TOKENS) + 1
             parts = _parts(tree, layers, queue, num_positions=num_positions)
             logger.info("comparing the fused path with the model: a first start compiles kernels")
-            with _running("its kernels"):
+            with _errors_as_not_fused("its kernels"):
                 wide = replace(parts, layers=WideLayers(layers, model.dtype))
-                found, pages = _try(config, model, wide, queue)
+                found, pages = _run_trial(config, model, wide, queue)
         if fault := reference.fault_of(found, model.dtype):
             raise NotFused(fault)
         error = reference.error_of(found)
@@ -161,8 +161,8 @@ def _check_eight_bits(
     Raises NotFused if they differ. The caller then rejects the model, because the eager path does
     not support 8 bits.
     """
-    with _running("its kernels in 8 bits"):
-        found, _ = _try(config, model, parts, queue)
+    with _errors_as_not_fused("its kernels in 8 bits"):
+        found, _ = _run_trial(config, model, parts, queue)
     is_fp8 = "fp8" in (config.quantization, config.kv_cache_dtype)
     if fault := reference.fault_of(found, FP8 if is_fp8 else torch.int8):
         raise NotFused(f"in 8 bits {fault}")
@@ -172,7 +172,7 @@ def _check_eight_bits(
 
 
 @contextmanager
-def _running(what: str) -> Generator[None]:
+def _errors_as_not_fused(what: str) -> Generator[None]:
     """Convert errors, such as an unsupported device or a missing compiler, to NotFused with a
     message that starts with `what`.
 
@@ -213,7 +213,7 @@ def _parts(
 ) -> _Parts:
     return _Parts(
         layers=layers,
-        ends=Ends(
+        outer=OuterWeights(
             embedding=tree.embedding, head=tree.head, final_norm=tree.final_norm, eps=tree.eps
         ),
         layout=HeadLayout(
@@ -263,7 +263,7 @@ def _build(
         scales=parts.page_scales,
     )
     fused = CudaFusedForward(
-        parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
+        parts.layers, parts.outer, attention, table, last_tokens, block_size=config.block_size
     )
     weights = (
         projection.weight
@@ -281,7 +281,7 @@ def _build(
     return built, pages
 
 
-def _try(
+def _run_trial(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> tuple[Tensor, KVPages]:
     """Run the trial tokens through the fused step; return its logits and the pages that it

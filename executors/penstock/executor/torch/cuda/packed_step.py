@@ -1,8 +1,8 @@
-"""A step with a chunk: all its tokens, including decodes, in one packed forward.
+"""A step with a chunk: all its tokens, including decodes, in one packed forward pass.
 
-In addition to the forward, it updates the device's block table entries of blocks before a chunk,
-selects the rows whose logits are needed, computes log probabilities of prompts, and flags tokens
-with non-finite values. All work is queued without waiting.
+In addition to the forward pass, it updates the device's block table entries of blocks before a
+chunk, selects the rows whose logits are needed, computes log probabilities of prompts, and flags
+tokens with non-finite values. All work is queued without waiting.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ from penstock.scheduler.batch import Batch
 
 
 class PackedStep:
-    """Runs packed steps over one model."""
+    """Runs packed steps of one model."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class PackedStep:
             table_width=self._table_width,
             is_probe=is_probe,
         )
-        if len(rows.known_places):
-            self._cells.index_copy_(0, rows.known_places, rows.known_blocks)
+        if len(rows.table_places):
+            self._cells.index_copy_(0, rows.table_places, rows.table_blocks)
         tokens = empty_row_tokens(rows.num_tokens, self._queue.device)
         hidden = self._model.packed(rows.staged, tokens, rows.chunks, num_decodes=rows.num_decodes)
         if len(rows.wanted):

@@ -17,7 +17,7 @@ from penstock.executor.torch.cuda.kernels.eight_bit import (
 )
 from penstock.executor.torch.cuda.kernels.glue import add_norm, silu_mul
 from penstock.executor.torch.cuda.scratch import Scratch
-from penstock.executor.torch.cuda.small_projection import SmallProjection
+from penstock.executor.torch.cuda.step_projection import StepProjection
 from penstock.executor.torch.fused_weights import Projection
 from penstock.executor.torch.quantised_weights import FP8
 
@@ -26,8 +26,8 @@ _PART = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Input of a projection: `values` [rows, n]; `scales` float32 [rows] if in fp8, else None."""
+class ProjectionInput:
+    """The input of a projection: `values` [rows, n]; `scales` float32 [rows] in fp8, else None."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -35,7 +35,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """Rows after a projection, `values` [rows, out].
+    """The rows that a projection returns, `values` [rows, out].
 
     `scales` float32 [rows]: these scales, and the scales and bias of `of`, must still be applied;
     None: the values are final.
@@ -66,7 +66,7 @@ class RowMath:
         self._eps = eps
         self._dtype = dtype
         self._is_fp8 = is_fp8
-        self._projection = SmallProjection(dtype=dtype, device=device)
+        self._projection = StepProjection(dtype=dtype, device=device)
         self._one = torch.ones((), device=device)
         self._kernels: dict[tuple[object, ...], FixedKernel] = {}
 
@@ -78,7 +78,7 @@ class RowMath:
         weight: Tensor,
         *,
         is_last: bool = False,
-    ) -> Rows:
+    ) -> ProjectionInput:
         """Add `added`, unless it is None, to `residual` in place; return its RMSNorm times
         `weight`.
 
@@ -118,9 +118,11 @@ class RowMath:
             ),
             self._eps,
         )
-        return Rows(out, out_scales)
+        return ProjectionInput(out, out_scales)
 
-    def project(self, scratch: Scratch, rows: Rows, projection: Projection, name: str) -> Product:
+    def project(
+        self, scratch: Scratch, rows: ProjectionInput, projection: Projection, name: str
+    ) -> Product:
         """Return `rows` multiplied by the weight of `projection`; scales and bias may still have to
         be applied (see `Product`).
 
@@ -143,7 +145,7 @@ class RowMath:
         )
         return Product(values, rows.scales, projection)
 
-    def activate(self, scratch: Scratch, gate_up: Product) -> Rows:
+    def activate(self, scratch: Scratch, gate_up: Product) -> ProjectionInput:
         """Return silu(gate) * up of `gate_up` [rows, gate | up], as input rows of a projection."""
         values = gate_up.values
         rows, width = values.shape[0], values.shape[1] // 2
@@ -154,7 +156,7 @@ class RowMath:
                 key, silu_mul, width=width, part=_PART, num_warps=4
             )
             kernel.launch((rows, -(-width // _PART), 1), (values, out))
-            return Rows(out)
+            return ProjectionInput(out)
         out = scratch.empty("activated", (rows, width), FP8)
         out_scales = self._scales(scratch, "activation scales", values)
         bias = gate_up.of.bias
@@ -178,12 +180,12 @@ class RowMath:
                 out_scales,
             ),
         )
-        return Rows(out, out_scales)
+        return ProjectionInput(out, out_scales)
 
-    def rows(self, scratch: Scratch, x: Tensor) -> Rows:
+    def projection_input(self, scratch: Scratch, x: Tensor) -> ProjectionInput:
         """Convert `x` [rows, n] to the format of a projection's input."""
         if not self._is_fp8:
-            return Rows(x)
+            return ProjectionInput(x)
         out = scratch.empty("rows", x.shape, FP8)
         out_scales = self._scales(scratch, "row scales", x)
         width = x.shape[1]
@@ -192,9 +194,9 @@ class RowMath:
             key, quantise_rows, hidden=width, width=_padded(width), num_warps=4
         )
         kernel.launch((x.shape[0], 1, 1), (x, out, out_scales))
-        return Rows(out, out_scales)
+        return ProjectionInput(out, out_scales)
 
-    def whole(self, product: Product) -> Tensor:
+    def apply_scales(self, product: Product) -> Tensor:
         """Apply the outstanding scales and bias of a product in place; return its values
         [rows, out].
         """

@@ -31,7 +31,7 @@ class PackedRows:
 
     `staged` int32 [4, tokens or more]: see `embed_rows`. `wanted` int32: indices of the packed
     tokens whose logits are sampled. `slots`, `positions` int64: slot and position of each token to
-    sample (`sampled`: the same on the host). `known_places` int64, `known_blocks` int32: flat
+    sample (`sampled`: the same on the host). `table_places` int64, `table_blocks` int32: flat
     indices and values of the block table entries before the chunks. `last_of_row`: packed index of
     each row's last token.
     """
@@ -43,8 +43,8 @@ class PackedRows:
     slots: Tensor
     positions: Tensor
     sampled: tuple[Ints, Ints]
-    known_places: Tensor
-    known_blocks: Tensor
+    table_places: Tensor
+    table_blocks: Tensor
     last_of_row: Ints
 
     @property
@@ -115,7 +115,7 @@ class RowStaging:
         tiles = _tiles(counts[num_decodes:], starts[num_decodes:], tokens_per_tile)
         is_sampled = np.isin(batch.slots, batch.sampled_slots)
         sampled = slots[is_sampled], (starts + counts)[is_sampled]
-        places, blocks = _known_cells(batch, slots, table_width)
+        places, blocks = _table_entries_before_chunks(batch, slots, table_width)
         parts = (
             *tiles,
             np.concatenate((ends[num_decodes:] - counts[num_decodes:], ends[-1:])),
@@ -144,8 +144,8 @@ class RowStaging:
             slots=wide[0],
             positions=wide[1],
             sampled=sampled,
-            known_places=wide[2],
-            known_blocks=rest[6],
+            table_places=wide[2],
+            table_blocks=rest[6],
             last_of_row=ends - 1,
         )
 
@@ -249,7 +249,9 @@ def _tiles(counts: Ints, starts: Ints, tokens_per_tile: int) -> tuple[Ints, Ints
     return chunks[order], tokens[order]
 
 
-def _known_cells(batch: Batch, slots: Ints, width: int) -> tuple[Ints, NDArray[np.int32]]:
+def _table_entries_before_chunks(
+    batch: Batch, slots: Ints, width: int
+) -> tuple[Ints, NDArray[np.int32]]:
     """Return the block table entries before each chunk, as flat indices, and their blocks. The
     device's table lacks those of prefix cache hits.
 

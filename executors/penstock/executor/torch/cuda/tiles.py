@@ -16,7 +16,7 @@ MAX_LONG_ROWS = 8
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Row counts for which decode graphs are captured; above the last, multiples of 128."""
 
-_NUM_FILLING = 128
+_NUM_TILES_OF_FULL_DEVICE = 128
 """Number of tiles that occupies nearly all multiprocessors (132 on an H100 or H200)."""
 
 
@@ -135,7 +135,7 @@ def decode_tile(
 
 
 def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
-    """Return the tile for all chunks of a model."""
+    """Return the tile of chunk attention, which is the same for all chunks of a model."""
     least_rows = max(16, 1 << (group - 1).bit_length())
     if dtype == torch.float32 or head_dim > 128:
         return ChunkTile(rows=max(32, least_rows), keys=32, warps=4, stages=1)
@@ -159,12 +159,12 @@ def split_tile(
     if dtype == torch.float32 or not 1 <= rows <= (128 if is_quantised else 32) or num_out % 64:
         return None
     num_tiles = num_out // 64
-    if num_tiles > _NUM_FILLING and rows > 16 and not is_quantised:
+    if num_tiles > _NUM_TILES_OF_FULL_DEVICE and rows > 16 and not is_quantised:
         return None
     splits = 4 if num_tiles <= 32 else 2 if num_tiles <= 64 else 1
     if num_in % (128 * splits):
         return None
     if is_quantised:
         return SplitTile(outputs=64, inputs=128, splits=splits, stages=4 if rows <= 32 else 3)
-    stages = 5 if 32 < num_tiles <= _NUM_FILLING else 4
+    stages = 5 if 32 < num_tiles <= _NUM_TILES_OF_FULL_DEVICE else 4
     return SplitTile(outputs=64, inputs=128, splits=splits, stages=stages)

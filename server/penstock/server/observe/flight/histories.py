@@ -52,7 +52,8 @@ class RequestDetails:
 class QueueInterval:
     """An interval in the queue. `end_s` is infinite while the request waits.
 
-    `num_ahead` is the number of requests that were queued ahead of it; None after a preemption.
+    `num_ahead` is the number of requests that were queued ahead of this one; None after a
+    preemption.
     """
 
     start_s: float
@@ -89,14 +90,14 @@ class SlotInterval:
 class RequestHistory:
     """The history of one output of a request, which the engine identifies by `key`.
 
-    `asked` has the ids and options of the request, None if their row was overwritten. `end` is
+    `details` has the ids and options of the request, None if their row was overwritten. `end` is
     FINISHED or FAILED, None while the output is live. `reason` is the value of its FinishReason or
     FailureReason. `end_step` is the step whose result was processed last when it ended.
     `num_output_tokens` is the count in the last PREEMPTED, FINISHED or FAILED event, 0 without one.
     """
 
     key: int
-    asked: RequestDetails | None
+    details: RequestDetails | None
     waits: list[QueueInterval] = field(default_factory=list[QueueInterval])
     slot_intervals: list[SlotInterval] = field(default_factory=list[SlotInterval])
     end: EventKind | None = None
@@ -111,10 +112,10 @@ class RequestHistory:
     def name(self) -> str:
         """Display name: the request id, with the index of the output unless it is 0; the key if the
         id is unknown."""
-        if self.asked is None:
+        if self.details is None:
             return f"request {self.key}"
-        number = f" [{self.asked.output_index}]" if self.asked.output_index else ""
-        return f"{self.asked.request_id}{number}"
+        number = f" [{self.details.output_index}]" if self.details.output_index else ""
+        return f"{self.details.request_id}{number}"
 
     def waited_s(self, until_s: float) -> float:
         """Return the total time in the queue in seconds; a wait that has not ended counts up to
@@ -148,7 +149,7 @@ def end_s(recording: Recording) -> float:
 
 def histories_of(recording: Recording) -> list[RequestHistory]:
     """Return the history of every output with a recorded event, ordered by its first event."""
-    asked = {int(row["key"]): row for row in recording.requests}
+    rows = {int(row["key"]): row for row in recording.requests}
     events = recording.events
     ranks: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
     for kind, rank in _RANK.items():
@@ -160,9 +161,9 @@ def histories_of(recording: Recording) -> list[RequestHistory]:
         at_s, step, key, slot, count, kind, reason = event
         history = histories.get(key)
         if history is None:
-            row = asked.get(key)
+            row = rows.get(key)
             history = histories[key] = RequestHistory(
-                key=key, asked=None if row is None else _asked(row)
+                key=key, details=None if row is None else _details_of(row)
             )
         _add(history, EventKind(kind), at_s, step, slot, count, reason, start_s)
     return list(histories.values())
@@ -226,7 +227,7 @@ def _slot_interval(history: RequestHistory, slot: int, at_s: float, start_s: flo
     return history.slot_intervals[-1]
 
 
-def _asked(row: Any) -> RequestDetails:
+def _details_of(row: Any) -> RequestDetails:
     trace_id = bytes(row["trace_id"])
     return RequestDetails(
         request_id=bytes(row["request_id"]).decode("utf-8", "replace"),

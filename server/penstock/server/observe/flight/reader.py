@@ -171,8 +171,8 @@ class FlightReader:
         raise FlightError("contains no engine's record, or one that has just started")
 
     def copy(self, now: float) -> bytes:
-        """Return a copy of the memory in the file format. `now` is the time on the monotonic clock.
-        Rows that may have been overwritten during the copy are marked invalid.
+        """Return a copy of the memory in the file format. `now` is the time on the monotonic clock,
+        in seconds. Rows that may have been overwritten during the copy are marked invalid.
 
         Raises FlightError if no engine has written yet, or one is initialising the memory.
         """

@@ -56,7 +56,7 @@ class TimelineLanes:
         self.num = 0
         self._busy_until: list[tuple[float, int]] = []
 
-    def take(self, start_s: float, end_s: float) -> int:
+    def assign(self, start_s: float, end_s: float) -> int:
         """Return the lane (from 0) for this interval. Call this in order of start times.
 
         Intervals of one lane are at least a nanosecond apart, which is the resolution of the trace.
@@ -210,7 +210,7 @@ class _Timeline:
         lanes: TimelineLanes,
     ) -> Point:
         start_s, until_s = max(start_s, self._since_s), min(until_s, self._end_s)
-        track = (QUEUE, lanes.take(start_s, until_s) + 1)
+        track = (QUEUE, lanes.assign(start_s, until_s) + 1)
         args = _request_args(history)
         if number < len(history.waits) and history.waits[number].num_ahead is not None:
             args["ahead"] = history.waits[number].num_ahead
@@ -230,7 +230,7 @@ class _Timeline:
         is_last = number == len(history.slot_intervals) - 1
         args |= {
             "cached_tokens": history.num_cached_tokens,
-            "stay": number + 1,
+            "residency": number + 1,
             "ended": (end_of(history) or "not yet") if is_last and history.end else "",
         }
         if not is_last or (history.end is None and interval.end_s <= self._end_s):
@@ -304,25 +304,25 @@ def _step_args(step: dict[str, Any], measured_s: float) -> dict[str, Any]:
 
 
 def _request_args(history: RequestHistory) -> dict[str, Any]:
-    if history.asked is None:
+    if history.details is None:
         return {"key": history.key}
-    asked = history.asked
+    details = history.details
     args: dict[str, Any] = {
-        "request_id": asked.request_id,
-        "tenant": asked.tenant,
-        "trace_id": asked.trace_id,
-        "priority": asked.priority,
-        "prompt_tokens": asked.num_prompt_tokens,
-        "max_tokens": asked.max_tokens,
+        "request_id": details.request_id,
+        "tenant": details.tenant,
+        "trace_id": details.trace_id,
+        "priority": details.priority,
+        "prompt_tokens": details.num_prompt_tokens,
+        "max_tokens": details.max_tokens,
         "output_tokens": history.num_output_tokens,
         "preemptions": history.num_preemptions,
     }
     for name, at_s in (
-        ("ttft_deadline_s", asked.ttft_deadline_s),
-        ("deadline_s", asked.deadline_s),
+        ("ttft_deadline_s", details.ttft_deadline_s),
+        ("deadline_s", details.deadline_s),
     ):
         if isfinite(at_s):
-            args[name] = round(at_s - asked.arrival_s, 6)
+            args[name] = round(at_s - details.arrival_s, 6)
     return args
 
 

@@ -42,9 +42,9 @@ LEFT_OUT: Final = "num_left_out"
 
 BURST = 10
 PER_SECOND = 1.0
-MAX_PLACES = 1024
+MAX_CALL_SITES = 1024
 
-Place = tuple[str, str, int]
+CallSite = tuple[str, str, int]
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class RateLimit(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._buckets: dict[Place, _Bucket] = {}
+        self._buckets: dict[CallSite, _Bucket] = {}
         # Filters run before the handler takes its lock, so this needs its own lock.
         self._lock = threading.Lock()
 
@@ -84,10 +84,10 @@ class RateLimit(logging.Filter):
                 bucket.num_left_out = 0
             return True
 
-    def _bucket_of(self, place: Place, now_s: float) -> _Bucket:
+    def _bucket_of(self, place: CallSite, now_s: float) -> _Bucket:
         bucket = self._buckets.get(place)
         if bucket is None:
-            if len(self._buckets) >= MAX_PLACES:
+            if len(self._buckets) >= MAX_CALL_SITES:
                 # The code has fewer places. Places generated at run time must not use up memory.
                 self._buckets.clear()
             bucket = self._buckets[place] = _Bucket(tokens=BURST, filled_s=now_s)

@@ -62,8 +62,8 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame of a traceback. It has the name of the module, because paths contain home
-    folders."""
+    """One frame of a traceback. It has the name of the module instead of the path, because paths
+    contain home folders."""
 
     module: str
     line: int

@@ -158,7 +158,7 @@ class MetricsApplication:
             headers.append(("Cache-Control", "no-cache"))
         if len(body) >= _MIN_GZIP_BYTES:
             headers.append(("Vary", "Accept-Encoding"))
-            if _takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            if _accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
                 body = gzip.compress(body, compresslevel=6)
                 headers.append(("Content-Encoding", "gzip"))
         headers.append(("Content-Length", str(len(body))))
@@ -229,7 +229,7 @@ class MetricsApplication:
         return _Answer(HTTPStatus.OK, body, "application/json", fresh)
 
 
-def _takes_gzip(accept_encoding: str) -> bool:
+def _accepts_gzip(accept_encoding: str) -> bool:
     """Return True if gzip is listed and not excluded (`q=0`)."""
     for entry in accept_encoding.split(","):
         name, _, parameters = entry.partition(";")

@@ -251,7 +251,7 @@ DRAINING: Final = _gauge("draining", "1 once new requests are rejected.")
 STREAMS: Final = _gauge("streams", "Open calls.")
 LIVE: Final = _gauge("num_requests_live", "Requests that fronts have not removed yet.")
 BACKLOG: Final = _gauge("stream_backlog_tokens", "Output tokens that clients have not read.")
-CUT_READERS: Final = _counter(
+STALLED_READERS: Final = _counter(
     "streams_cut_total", "Streams closed because their client stopped reading."
 )
 LATE_EVENTS: Final = _counter(

@@ -16,7 +16,7 @@ from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import ENGINE_LOST, RequestRecord, SegmentKind
 
-_MAX_GONE = 256
+_MAX_DISCONNECTED = 256
 """Maximum number of disconnected fronts whose counts are kept, because a front may reconnect."""
 Series = tuple[MetricSpec, tuple[str, ...]]
 _PHASES: Final[Mapping[SegmentKind, MetricSpec]] = {
@@ -47,7 +47,7 @@ class FrontMetrics:
         self._tables = tables
         self._methods = labels.METHODS.union(methods)
         self._fronts: dict[int, _FrontCounts] = {}
-        self._gone: OrderedDict[int, _FrontCounts] = OrderedDict()
+        self._disconnected: OrderedDict[int, _FrontCounts] = OrderedDict()
         self._drop_reasons: set[str] = set(labels.DROP_REASONS)
         for reason in (*sorted(labels.REASONS), labels.OTHER):
             tables.counter(catalogue.REQUEST_ERRORS).begin(reason)
@@ -71,7 +71,7 @@ class FrontMetrics:
                 num=1,
             )
             front = self._front(record.front_id)
-            front.recorded.update(_ends(end, self._methods))
+            front.recorded.update(_series_counts(end, self._methods))
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the counts in a heartbeat of a front, and set the gauges of the fronts."""
@@ -88,9 +88,9 @@ class FrontMetrics:
         if front is not None:
             self._count(front, front.recorded)
             front.heartbeat = None
-            self._gone[front_id] = front
-            if len(self._gone) > _MAX_GONE:
-                self._gone.popitem(last=False)
+            self._disconnected[front_id] = front
+            if len(self._disconnected) > _MAX_DISCONNECTED:
+                self._disconnected.popitem(last=False)
         self._set_gauges()
 
     @property
@@ -107,8 +107,8 @@ class FrontMetrics:
         """Return the entry of a front, created if it is missing. Ids are unique, so the same id
         always means the same front."""
         if front_id not in self._fronts:
-            known = front_id in self._gone
-            self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontCounts()
+            known = front_id in self._disconnected
+            self._fronts[front_id] = self._disconnected.pop(front_id) if known else _FrontCounts()
         return self._fronts[front_id]
 
     def _heartbeats(self) -> list[Heartbeat]:
@@ -124,9 +124,9 @@ class FrontMetrics:
     def _counts(self, heartbeat: Heartbeat) -> "Counter[Series]":
         counts: Counter[Series] = Counter()
         for end in heartbeat.outcomes:
-            counts += _ends(end, self._methods)
+            counts += _series_counts(end, self._methods)
         counts[catalogue.SUBMITTED, ()] = heartbeat.num_submitted
-        counts[catalogue.CUT_READERS, ()] = heartbeat.num_disconnected_readers
+        counts[catalogue.STALLED_READERS, ()] = heartbeat.num_disconnected_readers
         counts[catalogue.LATE_EVENTS, ()] = heartbeat.num_late_events
         counts[catalogue.UNKNOWN_FIELDS, ()] = heartbeat.num_unknown_fields
         counts[catalogue.LOWERED_PRIORITIES, ()] = heartbeat.num_lowered_priorities
@@ -155,7 +155,7 @@ class FrontMetrics:
         gauge(catalogue.BACKLOG).set(sum(heartbeat.num_backlog_tokens for heartbeat in heartbeats))
 
 
-def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
+def _series_counts(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
     """Return the count that an outcome adds to each series of requests, errors and rejections."""
     reason = labels.label_of(end.reason, labels.REASONS)
     names = (

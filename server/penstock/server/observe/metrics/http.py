@@ -39,16 +39,16 @@ MAX_CALLS: Final = 8
 MAX_OTHER_CALLS: Final = 6
 """When this many requests are handled, only scrapes are accepted, so that requests of the status
 page do not block them."""
-MAX_SILENT: Final = 64
+MAX_PENDING: Final = 64
 """Maximum number of connections without a complete request. Beyond it the oldest is closed."""
-MAX_ASKING_S: Final = 2.0
+MAX_RECEIVE_S: Final = 2.0
 """Time limit for a request to arrive, in seconds."""
 MAX_CALL_S: Final = 10.0
 """Time limit for a response to be created and read, in seconds."""
 logger = logging.getLogger(__name__)
 
 
-class Callers:
+class OpenConnections:
     """Tracks the connections of one server, and limits their number and duration. Thread-safe.
     `clock` returns monotonic seconds."""
 
@@ -56,23 +56,23 @@ class Callers:
         self._clock = clock
         self._lock = threading.Lock()
         # Both are in order of time, the oldest first.
-        self._silent_since_s: dict[socket.socket, float] = {}
+        self._pending_since_s: dict[socket.socket, float] = {}
         self._handled_since_s: dict[socket.socket, float] = {}
 
-    def add(self, caller: socket.socket) -> None:
-        """Register a connection. If MAX_SILENT connections have no complete request yet, close the
+    def add(self, connection: socket.socket) -> None:
+        """Register a connection. If MAX_PENDING connections have no complete request yet, close the
         oldest of them first.
 
         `remove` must be called when the thread of the connection ends.
         """
         with self._lock:
-            if len(self._silent_since_s) >= MAX_SILENT:
-                oldest = next(iter(self._silent_since_s))
-                del self._silent_since_s[oldest]
+            if len(self._pending_since_s) >= MAX_PENDING:
+                oldest = next(iter(self._pending_since_s))
+                del self._pending_since_s[oldest]
                 _disconnect(oldest)
-            self._silent_since_s[caller] = self._clock()
+            self._pending_since_s[connection] = self._clock()
 
-    def take_slot(self, caller: socket.socket, *, is_scrape: bool) -> bool:
+    def acquire_slot(self, connection: socket.socket, *, is_scrape: bool) -> bool:
         """Reserve a slot for a complete request. Returns False if there is none, or if the
         connection was closed.
 
@@ -80,44 +80,44 @@ class Callers:
         """
         max_calls = MAX_CALLS if is_scrape else MAX_OTHER_CALLS
         with self._lock:
-            if caller not in self._silent_since_s or len(self._handled_since_s) >= max_calls:
+            if connection not in self._pending_since_s or len(self._handled_since_s) >= max_calls:
                 return False
-            del self._silent_since_s[caller]
-            self._handled_since_s[caller] = self._clock()
+            del self._pending_since_s[connection]
+            self._handled_since_s[connection] = self._clock()
             return True
 
-    def remove(self, caller: socket.socket) -> None:
+    def remove(self, connection: socket.socket) -> None:
         """Remove a connection whose thread has ended, and free its slot."""
         with self._lock:
-            self._silent_since_s.pop(caller, None)
-            self._handled_since_s.pop(caller, None)
+            self._pending_since_s.pop(connection, None)
+            self._handled_since_s.pop(connection, None)
 
     def close_late(self) -> None:
-        """Close connections without a complete request after MAX_ASKING_S, and those whose request
+        """Close connections without a complete request after MAX_RECEIVE_S, and those whose request
         is not finished after MAX_CALL_S. Their threads then end."""
         now_s = self._clock()
         with self._lock:
-            silent = _older(self._silent_since_s, now_s - MAX_ASKING_S)
-            for caller in silent:
-                del self._silent_since_s[caller]
+            pending = _older(self._pending_since_s, now_s - MAX_RECEIVE_S)
+            for connection in pending:
+                del self._pending_since_s[connection]
             # A slot is occupied until the thread ends, because slots count threads.
-            for caller in (*silent, *_older(self._handled_since_s, now_s - MAX_CALL_S)):
-                _disconnect(caller)
+            for connection in (*pending, *_older(self._handled_since_s, now_s - MAX_CALL_S)):
+                _disconnect(connection)
 
     def close_all(self) -> None:
         """Close every connection."""
         with self._lock:
-            for caller in (*self._silent_since_s, *self._handled_since_s):
-                _disconnect(caller)
+            for connection in (*self._pending_since_s, *self._handled_since_s):
+                _disconnect(connection)
 
 
 def _older(since_s: dict[socket.socket, float], limit_s: float) -> list[socket.socket]:
-    return [caller for caller, begun_s in since_s.items() if begun_s < limit_s]
+    return [connection for connection, begun_s in since_s.items() if begun_s < limit_s]
 
 
-def _disconnect(caller: socket.socket) -> None:
+def _disconnect(connection: socket.socket) -> None:
     try:
-        caller.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         logger.debug("already disconnected")
 
@@ -142,7 +142,7 @@ class _Handler(WSGIRequestHandler):
         if path == HEALTH_PATH:
             return True
         assert isinstance(self.server, _BoundedServer)
-        if self.server.callers.take_slot(self.connection, is_scrape=path == METRICS_PATH):
+        if self.server.connections.acquire_slot(self.connection, is_scrape=path == METRICS_PATH):
             return True
         self._reject()
         return False
@@ -170,7 +170,7 @@ class _Handler(WSGIRequestHandler):
 class _BoundedServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = MAX_SILENT
+    request_queue_size = MAX_PENDING
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self._https = https
         self.address_family = family
         self._is_reserved = is_reserved
-        self.callers = Callers(clock)
+        self.connections = OpenConnections(clock)
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -205,11 +205,11 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Register the connection and start a thread that handles its request."""
-        self.callers.add(request)
+        self.connections.add(request)
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # No thread could be started.
-            self.callers.remove(request)
+            self.connections.remove(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -217,12 +217,12 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.callers.remove(request)
+            self.connections.remove(request)
 
     def service_actions(self) -> None:
         """Close connections that have exceeded their time limit. Called between two polls of the
         socket."""
-        self.callers.close_late()
+        self.connections.close_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an internal error. The client has received status 500 or has disconnected."""
@@ -278,4 +278,4 @@ class MetricsServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        self._server.callers.close_all()
+        self._server.connections.close_all()

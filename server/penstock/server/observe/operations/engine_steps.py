@@ -108,7 +108,7 @@ class EngineSteps:
         """Return the percentiles of the inter-token latency over the last minute, in seconds."""
         return self._itl.percentiles(now_s)
 
-    def no_live_requests(self) -> None:
+    def clear_live_requests(self) -> None:
         """Record that no request is live, although the last step, which may be old, had requests.
 
         Their blocks count as cached until the next step.

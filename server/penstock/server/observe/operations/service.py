@@ -38,7 +38,7 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class Operations:
     """The operations of a service. Runs on the observer's event loop.
 
-    `send_to_supervisor` sends a message to the supervisor. `carry_out` executes commands in this
+    `send_to_supervisor` sends a message to the supervisor. `execute` executes commands in this
     process. `merge` combines the views that the engine and the fronts have of the live requests.
     `flight` is None without a flight recorder.
     """
@@ -51,7 +51,7 @@ class Operations:
         engine: EngineClient,
         flight: FlightSource | None,
         merge: Merge,
-        carry_out: Callable[[Command, Callable[[CommandResult], None]], None],
+        execute: Callable[[Command, Callable[[CommandResult], None]], None],
         send_to_supervisor: Callable[[FromChild], None],
     ) -> None:
         self._snapshots = snapshots
@@ -59,7 +59,7 @@ class Operations:
         self._engine = engine
         self._flight = flight
         self._merge = merge
-        self._carry_out = carry_out
+        self._execute = execute
         self._send_to_supervisor = send_to_supervisor
         self._querying: asyncio.Task[tuple[RequestView, ...]] | None = None
         self._queried_s = -math.inf
@@ -104,7 +104,7 @@ class Operations:
         """
         recorder = self._recorder()
         try:
-            return await self._in_thread(recorder.copied)
+            return await self._in_thread(recorder.copy)
         except (OSError, ValueError) as error:
             raise OperationsError(f"there is no flight record: {error}") from error
 
@@ -117,7 +117,7 @@ class Operations:
         recorder = self._recorder()
         try:
             # A slow disk must not delay other calls.
-            return await self._in_thread(lambda: recorder.dumped(why))
+            return await self._in_thread(lambda: recorder.dump(why))
         except (OSError, ValueError) as error:
             raise OperationsError(f"the flight record cannot be written: {error}") from error
 
@@ -183,9 +183,9 @@ class Operations:
         )
         if isinstance(fronts, BaseException):
             raise fronts
-        views, is_whole = fronts
+        views, is_complete = fronts
         if isinstance(engine, EngineUnavailable):
-            if not views and not is_whole:
+            if not views and not is_complete:
                 raise OperationsError(f"no process responds: {engine}")
             engine = ()  # The views of the fronts are returned nevertheless.
         if isinstance(engine, BaseException):
@@ -218,10 +218,10 @@ class Operations:
             if not answer.done():
                 answer.set_result(done)
 
-        def answer_from_anywhere(done: CommandResult) -> None:
+        def answer_from_any_thread(done: CommandResult) -> None:
             loop.call_soon_threadsafe(settle, done)
 
-        self._carry_out(Command(ticket=0, action=action), answer_from_anywhere)
+        self._execute(Command(ticket=0, action=action), answer_from_any_thread)
         try:
             async with asyncio.timeout(limit_s):
                 return await answer

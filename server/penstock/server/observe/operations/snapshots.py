@@ -174,10 +174,10 @@ class SnapshotMaker(ServiceListener):
         if not any(front.is_engine_up for front in live):
             self._steps.engine_lost()
         elif not any(front.num_live for front in live) and self._is_settled():
-            self._steps.no_live_requests()
+            self._steps.clear_live_requests()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Store the limits of the executor from the startup report of the engine."""
+        """Store the limits of the executor, which the engine sends in its first frame."""
         self._info = hello.executor
 
     def add_steps(

@@ -52,7 +52,7 @@ class TraceRequest(
     forbid_unknown_fields=True,
     rename=_FIELD_NAMES,
 ):
-    """One request. Raises ValueError, which names the invalid field.
+    """One request of a workload trace. Raises ValueError, which names the invalid field.
 
     `arrival_s` is in seconds since the start of the trace. `num_output_tokens` is the number of
     generated tokens. `ttft_deadline_s` and `deadline_s` are in seconds after the arrival, infinite

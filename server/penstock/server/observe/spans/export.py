@@ -170,7 +170,7 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-class WithoutHeaders(logging.Filter):
+class MalformedHeaderFilter(logging.Filter):
     """Replaces the SDK's log line about a malformed header.
 
     The SDK's line quotes the header; the replacement names only the environment variable.
@@ -195,10 +195,10 @@ def limit_exporter_logs(environment: Mapping[str, str]) -> None:
     headers.
     """
     headers = logging.getLogger(_HEADER_LOGGER)
-    for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
+    for known in [one for one in headers.filters if isinstance(one, MalformedHeaderFilter)]:
         headers.removeFilter(known)
     variable = next((name for name in _HEADER_VARIABLES if environment.get(name)), "headers")
-    headers.addFilter(WithoutHeaders(variable))
+    headers.addFilter(MalformedHeaderFilter(variable))
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(known, OncePerMinute) for known in logger.filters):
@@ -310,8 +310,8 @@ class Tracing(ServiceListener):
         Traces and spans that were not exported are then dropped and counted. Call this once.
         """
         deadline_s = time.monotonic() + limit_s
-        patience_s = max(0.0, limit_s - _ABORT_S)
-        self._worker.finish(patience_s)
+        worker_limit_s = max(0.0, limit_s - _ABORT_S)
+        self._worker.finish(worker_limit_s)
         for processor in self._processors:
             processor.give_up()
         self._worker.give_up()

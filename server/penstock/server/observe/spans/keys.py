@@ -17,7 +17,7 @@ PREEMPTED_EVENT = "penstock.preempted"
 REPLAYED_EVENT = "penstock.replayed"
 
 
-class Place(enum.StrEnum):
+class SpanOfKey(enum.StrEnum):
     """The span to which a key belongs. The names of child spans are those of `SegmentKind`.
     RESIDENCY is the last span of an interval in the running batch."""
 
@@ -29,23 +29,23 @@ class Place(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class AttributeKey:
     """One attribute: its name, its span, its description."""
 
     name: str
-    place: Place
+    place: SpanOfKey
     meaning: str
 
 
-_table: list[Key] = []
+_table: list[AttributeKey] = []
 
 
-def _key(name: str, place: Place, meaning: str) -> str:
-    _table.append(Key(name, place, meaning))
+def _key(name: str, place: SpanOfKey, meaning: str) -> str:
+    _table.append(AttributeKey(name, place, meaning))
     return name
 
 
-_ROOT = Place.ROOT
+_ROOT = SpanOfKey.ROOT
 
 RPC_SYSTEM = _key("rpc.system.name", _ROOT, "`grpc`")
 RPC_METHOD = _key("rpc.method", _ROOT, "full name of the RPC, also the span's name")
@@ -100,29 +100,31 @@ MESSAGES = _key("penstock.messages", _ROOT, "messages sent")
 STALLS = _key("penstock.stalls", _ROOT, "writes blocked by the client")
 STALLED = _key("penstock.stalled_s", _ROOT, "seconds of blocked writes")
 
-QUEUE_REASON = _key("penstock.queue.reason", Place.QUEUE, "the reason with the longest wait")
-QUEUE_OUTCOME = _key("penstock.queue.outcome", Place.QUEUE, "how the wait ended")
-QUEUE_BLOCKS = _key("penstock.queue.blocks_s", Place.QUEUE, "seconds without KV blocks")
-QUEUE_SLOTS = _key("penstock.queue.slots_s", Place.QUEUE, "seconds without a slot")
+QUEUE_REASON = _key("penstock.queue.reason", SpanOfKey.QUEUE, "the reason with the longest wait")
+QUEUE_OUTCOME = _key("penstock.queue.outcome", SpanOfKey.QUEUE, "how the wait ended")
+QUEUE_BLOCKS = _key("penstock.queue.blocks_s", SpanOfKey.QUEUE, "seconds without KV blocks")
+QUEUE_SLOTS = _key("penstock.queue.slots_s", SpanOfKey.QUEUE, "seconds without a slot")
 QUEUE_BUDGET = _key(
-    "penstock.queue.token_budget_s", Place.QUEUE, "seconds with the token budget used up"
+    "penstock.queue.token_budget_s", SpanOfKey.QUEUE, "seconds with the token budget used up"
 )
-QUEUE_FAIRNESS = _key("penstock.queue.fairness_s", Place.QUEUE, "seconds behind another tenant")
-QUEUE_OTHER = _key("penstock.queue.other_s", Place.QUEUE, "seconds until the next step was planned")
-QUEUE_POSITION = _key("penstock.queue.position", Place.QUEUE, "requests ahead on arrival")
-QUEUE_PASSED_BY = _key("penstock.queue.passed_by", Place.QUEUE, "later requests admitted first")
+QUEUE_FAIRNESS = _key("penstock.queue.fairness_s", SpanOfKey.QUEUE, "seconds behind another tenant")
+QUEUE_OTHER = _key(
+    "penstock.queue.other_s", SpanOfKey.QUEUE, "seconds until the next step was planned"
+)
+QUEUE_POSITION = _key("penstock.queue.position", SpanOfKey.QUEUE, "requests ahead on arrival")
+QUEUE_PASSED_BY = _key("penstock.queue.passed_by", SpanOfKey.QUEUE, "later requests admitted first")
 
 PREFILL_CACHED = _key(
-    "penstock.prefill.cached_tokens", Place.PREFILL, "prompt tokens found in the cache"
+    "penstock.prefill.cached_tokens", SpanOfKey.PREFILL, "prompt tokens found in the cache"
 )
-PREFILL_CHUNKS = _key("penstock.prefill.chunks", Place.PREFILL, "steps")
-DECODE_TOKENS = _key("penstock.decode.tokens", Place.DECODE, "output tokens")
-DECODE_STEPS = _key("penstock.decode.steps", Place.DECODE, "steps")
+PREFILL_CHUNKS = _key("penstock.prefill.chunks", SpanOfKey.PREFILL, "steps")
+DECODE_TOKENS = _key("penstock.decode.tokens", SpanOfKey.DECODE, "output tokens")
+DECODE_STEPS = _key("penstock.decode.steps", SpanOfKey.DECODE, "steps")
 BATCH_MIN = _key(
-    "penstock.batch.min_size", Place.RESIDENCY, "minimum number of requests in its steps"
+    "penstock.batch.min_size", SpanOfKey.RESIDENCY, "minimum number of requests in its steps"
 )
 BATCH_MAX = _key(
-    "penstock.batch.max_size", Place.RESIDENCY, "maximum number of requests in its steps"
+    "penstock.batch.max_size", SpanOfKey.RESIDENCY, "maximum number of requests in its steps"
 )
 
-KEYS: tuple[Key, ...] = tuple(_table)
+KEYS: tuple[AttributeKey, ...] = tuple(_table)

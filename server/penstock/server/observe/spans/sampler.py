@@ -54,11 +54,11 @@ def reason_to_keep(record: RequestRecord, config: TracingConfig) -> KeepReason |
 
 
 def _is_slow(record: RequestRecord, config: TracingConfig) -> bool:
-    whole_s = record.end_s - record.arrival_s
+    duration_s = record.end_s - record.arrival_s
     # A request that ended without a first token waited for it until its end.
-    first_s = record.ttft_s if math.isfinite(record.ttft_s) else whole_s
-    return (config.slow_s is not None and whole_s > config.slow_s) or (
-        config.slow_ttft_s is not None and first_s > config.slow_ttft_s
+    ttft_s = record.ttft_s if math.isfinite(record.ttft_s) else duration_s
+    return (config.slow_s is not None and duration_s > config.slow_s) or (
+        config.slow_ttft_s is not None and ttft_s > config.slow_ttft_s
     )
 
 

@@ -93,7 +93,7 @@ class QueueSlots:
             self._changed.notify_all()
 
 
-class WatchedExporter(SpanExporter):
+class CountingExporter(SpanExporter):
     """An exporter that counts the results of exports, and is shut down at most once."""
 
     def __init__(self, inner: SpanExporter, slots: QueueSlots, counts: SpanCounts) -> None:
@@ -147,7 +147,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
     ) -> None:
         self._slots = QueueSlots(max_queue_size)
         self._counts = counts
-        self.exporter = WatchedExporter(exporter, self._slots, counts)
+        self.exporter = CountingExporter(exporter, self._slots, counts)
         super().__init__(
             self.exporter, max_queue_size=max_queue_size, max_export_batch_size=max_batch_size
         )

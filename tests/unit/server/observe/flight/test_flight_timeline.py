@@ -203,7 +203,7 @@ def test_steps_in_flight_at_once_share_the_device() -> None:
 def test_as_many_lanes_as_are_open_at_once() -> None:
     lanes = TimelineLanes()
     spans = [(0.0, 5.0), (1.0, 2.0), (1.5, 9.0), (3.0, 4.0), (5.5, 6.0), (6.5, 7.0)]
-    taken = [lanes.take(*span) for span in spans]
+    taken = [lanes.assign(*span) for span in spans]
     assert taken == [0, 1, 2, 1, 1, 0]
     assert lanes.num == 3
 

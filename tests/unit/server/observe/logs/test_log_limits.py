@@ -12,7 +12,7 @@ from penstock.server.observe.logs.limits import (
     ALWAYS,
     BURST,
     LEFT_OUT,
-    MAX_PLACES,
+    MAX_CALL_SITES,
     DisconnectErrorFilter,
     RateLimit,
 )
@@ -108,6 +108,6 @@ def test_starts_and_ends_are_never_omitted() -> None:
 
 def test_the_number_of_rate_limited_log_statements_is_bounded() -> None:
     limit = RateLimit(FakeClock())
-    for line in range(3 * MAX_PLACES):
+    for line in range(3 * MAX_CALL_SITES):
         assert limit.filter(record(line))
-    assert len(limit._buckets) <= MAX_PLACES  # pyright: ignore[reportPrivateUsage]
+    assert len(limit._buckets) <= MAX_CALL_SITES  # pyright: ignore[reportPrivateUsage]

@@ -33,7 +33,7 @@ class Fakes:
         self.messages: list[FromChild] = []
         self.engine_problem: EngineUnavailable | None = None
         self.problem = ""
-        self.is_whole = True
+        self.is_complete = True
         self.num_queries = 0
         self.has_begun_drain = False
         self.answering = asyncio.Event()
@@ -47,7 +47,7 @@ class Fakes:
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
         await self.answering.wait()
-        return (), self.is_whole
+        return (), self.is_complete
 
     async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
         self.num_queries += 1
@@ -70,16 +70,16 @@ class Fakes:
             raise self.engine_problem
         return self.send("engine", action)
 
-    def carry_out(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
+    def execute(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
         answer(self.send("observer", command.action))
 
     def send_to_supervisor(self, frame: FromChild) -> None:
         self.messages.append(frame)
 
-    def copied(self) -> bytes:
+    def copy(self) -> bytes:
         raise ValueError("holds nothing yet")
 
-    def dumped(self, why: str) -> Path:
+    def dump(self, why: str) -> Path:
         return Path("/flights") / why
 
 
@@ -113,7 +113,7 @@ def operations_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
         engine=others,
         flight=others if has_recorder else None,
         merge=fakes.merge,
-        carry_out=fakes.carry_out,
+        execute=fakes.execute,
         send_to_supervisor=fakes.send_to_supervisor,
     )
 
@@ -135,7 +135,7 @@ async def test_without_an_engine_the_fronts_are_shown_and_without_any_that_is_re
     fakes = Fakes()
     fakes.engine_problem = EngineUnavailable("the engine is down")
     assert await operations_of(fakes).live_requests() == ()
-    fakes.is_whole = False
+    fakes.is_complete = False
     with pytest.raises(OperationsError, match="no process responds: the engine is down"):
         await operations_of(fakes).live_requests()
 
@@ -225,13 +225,13 @@ async def test_a_slow_disk_blocks_no_caller_and_takes_one_dump_at_a_time() -> No
     began, may_end = threading.Event(), threading.Event()
     paths: list[str] = []
 
-    def dumped(why: str) -> Path:
+    def dump(why: str) -> Path:
         paths.append(why)
         began.set()
         assert may_end.wait(60)
         return Path("/flights") / why
 
-    fakes.dumped = dumped  # type: ignore[method-assign]
+    fakes.dump = dump  # type: ignore[method-assign]
     under_test = operations_of(fakes)
     first = asyncio.ensure_future(under_test.dump_flight_record("first"))
     second = asyncio.ensure_future(under_test.dump_flight_record("second"))

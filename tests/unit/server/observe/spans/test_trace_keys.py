@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.server.observe.request_record import Content, RequestOptions
 from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.attributes import start_attributes
-from penstock.server.observe.spans.keys import KEYS, Place
+from penstock.server.observe.spans.keys import KEYS, SpanOfKey
 from support.reports import preempted_record, rejected_record, request_record
 from support.span_trees import tree_of
 
@@ -35,11 +35,15 @@ def test_every_attribute_is_in_the_table_and_on_its_span() -> None:
     for record in RECORDS:
         tree = tree_of(record, **EVERYTHING)
         for name in (*start_attributes(record), *tree.attributes):
-            assert places[name] is Place.ROOT
+            assert places[name] is SpanOfKey.ROOT
         for child in tree.children:
             for name in child.attributes:
-                allowed = {Place.RESIDENCY} if child.name in ("prefill", "decode") else set[Place]()
-                assert places[name] in allowed | {Place(child.name)}
+                allowed = (
+                    {SpanOfKey.RESIDENCY}
+                    if child.name in ("prefill", "decode")
+                    else set[SpanOfKey]()
+                )
+                assert places[name] in allowed | {SpanOfKey(child.name)}
 
 
 def test_every_key_of_the_table_is_used() -> None:

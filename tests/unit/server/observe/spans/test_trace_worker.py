@@ -22,9 +22,9 @@ from penstock.server.observe.spans.export import (
 )
 from penstock.server.observe.spans.span_processor import (
     NAMES,
+    CountingExporter,
     QueueSlots,
     SpanCounts,
-    WatchedExporter,
 )
 from penstock.server.observe.spans.span_writer import UnixClock, to_unix_ns
 from penstock.server.observe.spans.variables import (
@@ -33,8 +33,8 @@ from penstock.server.observe.spans.variables import (
     max_queue_spans,
     unset_blank_numbers,
 )
-from support.patience import PATIENCE_S
 from support.reports import request_record
+from support.timeout import TEST_TIMEOUT_S
 
 
 class Stage:
@@ -48,7 +48,7 @@ class Stage:
     def write(self, record: RequestRecord) -> bool:
         """Note the request id; return True (kept) for odd record numbers. Raises for number 13."""
         self.has_begun.set()
-        assert self.is_open.wait(PATIENCE_S)
+        assert self.is_open.wait(TEST_TIMEOUT_S)
         if record.sequence == 13:
             raise ValueError(f"{record.request_id}: secret text")
         self.written.append(record.request_id)
@@ -67,7 +67,7 @@ def test_records_are_written_in_order_and_counted() -> None:
     worker.put(records(1, 3))
     worker.put([])
     worker.put(records(4, 5))
-    assert worker.finish(PATIENCE_S)
+    assert worker.finish(TEST_TIMEOUT_S)
     assert stage.written == [f"request-{number}" for number in range(1, 6)]
     assert tally.counts() == dict.fromkeys(NAMES, 0) | {"traces_kept": 3, "traces_sampled_out": 2}
 
@@ -77,12 +77,12 @@ def test_records_beyond_the_queue_size_are_dropped_and_counted() -> None:
     worker = TraceWorker(stage.write, tally, max_queued=4)
     worker.start()
     worker.put(records(1, 1))
-    assert stage.has_begun.wait(PATIENCE_S)
+    assert stage.has_begun.wait(TEST_TIMEOUT_S)
     worker.put(records(2, 8))
     worker.put(records(9, 10))
     assert tally.counts()["traces_dropped_queue_full"] == 5
     stage.is_open.set()
-    assert worker.finish(PATIENCE_S)
+    assert worker.finish(TEST_TIMEOUT_S)
     assert stage.written == [f"request-{number}" for number in range(1, 6)]
 
 
@@ -95,7 +95,7 @@ def test_a_record_that_cannot_be_written_does_not_affect_others(
     with caplog.at_level(logging.ERROR):
         worker.start()
         worker.put([*records(13, 13), *records(13, 15)])
-        assert worker.finish(PATIENCE_S)
+        assert worker.finish(TEST_TIMEOUT_S)
     assert stage.written == ["request-14", "request-15"]
     assert tally.counts()["traces_dropped_unwritable"] == 2
     assert [record.getMessage() for record in caplog.records] == [
@@ -109,13 +109,13 @@ def test_a_hanging_trace_worker_is_abandoned() -> None:
     worker = TraceWorker(stage.write, tally)
     worker.start()
     worker.put(records(1, 9))
-    assert stage.has_begun.wait(PATIENCE_S)
+    assert stage.has_begun.wait(TEST_TIMEOUT_S)
     assert not worker.finish(0.01)
     worker.give_up()
     worker.put(records(10, 11))
     assert tally.counts()["traces_dropped_closing"] == 8 + 2
     stage.is_open.set()
-    assert worker.finish(PATIENCE_S)
+    assert worker.finish(TEST_TIMEOUT_S)
     assert stage.written == ["request-1"]
 
 
@@ -127,12 +127,12 @@ def test_queue_slots_admit_no_more_than_their_number() -> None:
     waiting = threading.Thread(target=lambda: answers.append(slots.acquire()))
     waiting.start()
     assert slots.start_export(1)
-    waiting.join(PATIENCE_S)
+    waiting.join(TEST_TIMEOUT_S)
     assert answers == [True]
     late = threading.Thread(target=lambda: answers.append(slots.acquire()))
     late.start()
     slots.close()
-    late.join(PATIENCE_S)
+    late.join(TEST_TIMEOUT_S)
     assert answers == [True, False]
     assert slots.start_export(1)
     assert slots.end_export(1)
@@ -160,7 +160,7 @@ class IntermittentExporter(SpanExporter):
 
 def test_exports_are_counted_by_how_they_went() -> None:
     fickle, tally = IntermittentExporter(), SpanCounts()
-    exporter = WatchedExporter(fickle, QueueSlots(100), tally)
+    exporter = CountingExporter(fickle, QueueSlots(100), tally)
     spans = [ReadableSpan("span")] * 5
     assert exporter.export(spans) is SpanExportResult.SUCCESS
     assert exporter.export(spans[:3]) is SpanExportResult.FAILURE
@@ -268,5 +268,5 @@ def test_counts_of_traces_are_logged_at_the_end(caplog: pytest.LogCaptureFixture
     )
     tracing.add_records(records(1, 3))
     with caplog.at_level(logging.INFO, "penstock.server.observe.spans.export"):
-        tracing.close(PATIENCE_S)
+        tracing.close(TEST_TIMEOUT_S)
     assert caplog.messages == ["traces and spans, from start to end: traces_kept 3"]

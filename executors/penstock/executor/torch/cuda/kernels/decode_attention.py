@@ -105,8 +105,9 @@ def decode_attention(
 
     `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2`: the scale of
     scores, divided by ln 2 for exp2; `window`: number of visible keys of a row. `part_sums`,
-    `part_scales`: memory for the partial results of the splits. `counters` are zero before and
-    after. `has_scales`: page content must be multiplied by `page_scales` [2, kv_heads].
+    `part_scales`: memory for the partial results of the splits. `counters` must be zero, and are
+    zero again afterwards. `has_scales`: page content must be multiplied by `page_scales` [2,
+    kv_heads].
     """
     head = tl.program_id(0)
     row = tl.program_id(1)

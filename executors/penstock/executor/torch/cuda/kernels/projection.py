@@ -29,8 +29,8 @@ def split_projection(
     stages: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Compute out[rows, num_out] = x[rows, num_in] @ weight^T. `counters` are zero before and
-    after.
+    """Compute out[rows, num_out] = x[rows, num_in] @ weight^T. `counters` must be
+    zero, and are zero again afterwards.
 
     `has_scales`: the weights are in 8 bits, with `scales` [num_out].
     """

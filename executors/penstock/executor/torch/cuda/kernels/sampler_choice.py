@@ -126,7 +126,7 @@ def list_candidates(
 def _listed_threshold(
     table, slot, listed, num_listed, num_found, vocab_size, bound, top, scale, whole
 ):  # fmt: skip
-    """Return the threshold, at or above which scores are kept, and whether the candidates suffice
+    """Return the threshold at or above which scores are kept, and whether the candidates suffice
     to determine it. `whole`: probability mass of the row (not normalised).
     """
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
@@ -151,7 +151,7 @@ def _listed_threshold(
 
 @triton.jit
 def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
-    """Return the threshold, at or above which scores are kept, computed from the whole row."""
+    """Return the threshold at or above which scores are kept, computed from the whole row."""
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
     kept = whole
@@ -169,7 +169,7 @@ def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
 
 @triton.jit
 def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks: tl.constexpr):
-    """Store each chunk's mass at or above the threshold."""
+    """Store, for each chunk, the probability mass of the scores at or above the threshold."""
     rows: tl.constexpr = _ROW_BLOCK // CHUNK
     for first in tl.range(0, num_chunks, rows, num_stages=3):
         chunk = first + tl.arange(0, rows)

@@ -1,7 +1,7 @@
 """The two kernels of plain sampling: scores per chunk of the vocabulary, then one token per row.
 
 `score_chunks` reads the logits once, edits them if a row requires it (penalties, then bias, then
-barred stop ids, then a mask), and stores the best score and the probability mass of each chunk.
+banned stop ids, then a mask), and stores the best score and the probability mass of each chunk.
 `choose_plain` then chooses the row's token: the best one, or the one at the row's random number in
 the cumulative weights. In steps with other options than a temperature, the launches of
 `sampler_choice` replace that of `choose_plain`.
@@ -50,7 +50,7 @@ _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def number_word(table, slot, index: tl.constexpr):
-    """Return a word of the slot's row as float32."""
+    """Return word `index` of the slot's row, with its bits interpreted as float32."""
     return tl.load(table + slot * NUM_WORDS + index).to(tl.float32, bitcast=True)
 
 
@@ -102,8 +102,8 @@ def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
 
 
 @triton.jit
-def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is_barred):
-    """Apply bias, then barred stop ids, to the stored scores of one chunk."""
+def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is_banned):
+    """Apply bias, then banned stop ids, to the stored scores of one chunk."""
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, vocab_size)
     tl.debug_barrier()
@@ -116,7 +116,7 @@ def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is
         score = tl.load(work + token, mask=is_here, other=0.0)
         tl.store(work + token, score + bias, mask=is_here)
     tl.debug_barrier()
-    if is_barred:
+    if is_banned:
         at = tl.arange(0, MAX_STOPS)
         token = tl.load(table + slot * NUM_WORDS + STOPS + at)
         is_here = (token >= first) & (token < last)
@@ -136,10 +136,10 @@ def _masked(score, mask, at, limit):
 @triton.jit
 def is_worked_row(table, slot, position):
     """Return whether a row's scores are stored in `work`, in float32: it has penalties, truncation,
-    log probabilities, biases or barred stop ids. A mask requires this too.
+    log probabilities, biases or banned stop ids. A mask requires this too.
     """
-    is_barred = position < word(table, slot, MIN_TOTAL)
-    return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_barred
+    is_banned = position < word(table, slot, MIN_TOTAL)
+    return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_banned
 
 
 @triton.jit
@@ -154,9 +154,9 @@ def _edited(
         count = _counted(counts, counted, last_tokens, slot, position, at, vocab_size)
         score = tl.where(is_inside, _penalised(score, table, slot, count), score)
     tl.store(own + at, score, mask=is_inside)
-    is_barred = position < word(table, slot, MIN_TOTAL)
-    if (word(table, slot, NUM_BIASES) > 0) | is_barred:
-        _edit_single(own, table, slot, bias_ids, bias_values, chunk, vocab_size, is_barred)
+    is_banned = position < word(table, slot, MIN_TOTAL)
+    if (word(table, slot, NUM_BIASES) > 0) | is_banned:
+        _edit_single(own, table, slot, bias_ids, bias_values, chunk, vocab_size, is_banned)
         score = tl.load(own + at, mask=is_inside, other=float("-inf"))
     if has_masks:
         score = _masked(score, mask, at, tl.where(has_mask, vocab_size, 0))

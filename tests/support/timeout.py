@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-PATIENCE_S = 100.0
+TEST_TIMEOUT_S = 100.0
 """Seconds; only a failing test waits that long."""
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """Run the event loop until `condition` holds. Raises TimeoutError after PATIENCE_S."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Run the event loop until `condition` holds. Raises TimeoutError after TEST_TIMEOUT_S."""
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)

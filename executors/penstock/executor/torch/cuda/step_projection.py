@@ -17,7 +17,7 @@ _MAX_SPLIT_TILES = 64
 """Maximum number of output tiles of a split product; each has at most four partial sums."""
 
 
-class SmallProjection:
+class StepProjection:
     """Computes x @ weight^T + bias for steps of any size."""
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -10,10 +10,10 @@ from penstock.server.observe import heartbeat_timer
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListener
-from penstock.server.processes.front_process import FrontWatch
+from penstock.server.processes.front_process import FrontReporter
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
-from support.patience import PATIENCE_S
+from support.timeout import TEST_TIMEOUT_S
 
 
 class HeartbeatRecorder(ServiceListener):
@@ -27,7 +27,7 @@ class HeartbeatRecorder(ServiceListener):
 
     async def next(self) -> tuple[bool, int]:
         """Return whether the engine is up and its epoch, from the next heartbeat."""
-        heartbeat = await asyncio.wait_for(self._heartbeats.get(), PATIENCE_S)
+        heartbeat = await asyncio.wait_for(self._heartbeats.get(), TEST_TIMEOUT_S)
         return heartbeat.is_engine_up, heartbeat.epoch
 
 
@@ -42,15 +42,15 @@ async def test_an_engine_that_connects_or_disconnects_is_reported_at_once(
     heartbeats = HeartbeatRecorder()
     receiver = FrontReceiver(heartbeats)
     await receiver.start(listener)
-    watch = FrontWatch(path, 7)
+    reporter = FrontReporter(path, 7)
     try:
-        async with serving(text, is_up=False, recorder=watch.recorder) as front:
-            await watch.start(front.server)
+        async with serving(text, is_up=False, recorder=reporter.recorder) as front:
+            await reporter.start(front.server)
             assert await heartbeats.next() == (False, 0)
             front.port.come_up(epoch=3)
             assert await heartbeats.next() == (True, 3)
             front.port.go_down()
             assert (await heartbeats.next())[0] is False
     finally:
-        await watch.close()
-        await receiver.close(PATIENCE_S)
+        await reporter.close()
+        await receiver.close(TEST_TIMEOUT_S)
