@@ -108,7 +108,7 @@ def run_attack(
     name: str, address: str, front: psutil.Process, baseline_mib: float, duration_s: float
 ) -> Attack:
     """Repeat the attack for `duration_s` seconds and until the probe has made `_MIN_PROBES` calls,
-    at most `_PATIENCE_S` seconds longer; return the results. `baseline_mib`: resident memory before
+    at most `_TIMEOUT_S` seconds longer; return the results. `baseline_mib`: resident memory before
     all attacks.
     """
     before_s = cpu_s(front.pid)

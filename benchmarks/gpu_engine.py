@@ -100,7 +100,7 @@ class Load:
             )
             self._engine.submit((spec,))
 
-    def timed_step(self) -> float:
+    def step(self) -> float:
         """Run one step with its events; return its duration, seconds."""
         start_s = time.perf_counter()
         events = self._engine.step()
@@ -115,14 +115,14 @@ class Load:
         for _ in range(_MAX_STEPS):
             if len(self._first_tokens) == self._num_submitted:
                 return
-            self.timed_step()
+            self.step()
         raise RuntimeError("prompts are not computed")
 
     def drain(self) -> tuple[float, int]:
         """Run steps until no request is left; return seconds and number of steps."""
         start_s, num_steps = time.perf_counter(), 0
         while self._engine.has_work:
-            self.timed_step()
+            self.step()
             num_steps += 1
         return time.perf_counter() - start_s, num_steps
 
@@ -149,8 +149,8 @@ def decode_step_ms(
     load.submit(num_rows, context - NUM_WARM - NUM_TIMED // 2, NUM_WARM + NUM_TIMED + 40, sampling)
     load.run_until_all_decode()
     for _ in range(NUM_WARM):
-        load.timed_step()
-    turns = [load.timed_step() for _ in range(NUM_TIMED)]
+        load.step()
+    turns = [load.step() for _ in range(NUM_TIMED)]
     load.stop()
     return statistics.median(turns) * 1e3
 
@@ -167,7 +167,7 @@ def mixed_step_ms(
     turns: list[float] = []
     for _ in range(5):
         load.submit(1, past + 3 * chunk, 1, DRAWN)
-        times = [load.timed_step() for _ in range((past + 3 * chunk) // chunk + 1)]
+        times = [load.step() for _ in range((past + 3 * chunk) // chunk + 1)]
         turns += times[past // chunk : past // chunk + 2]
     load.stop()
     return statistics.median(turns) * 1e3
@@ -234,11 +234,11 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
     load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_PROFILED, DRAWN)
     load.run_until_all_decode()
     for _ in range(NUM_WARM):
-        load.timed_step()
+        load.step()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         for turn in range(_NUM_PROFILED):
             with record_function(f"turn {turn}"):
-                load.timed_step()
+                load.step()
         torch.cuda.synchronize()
     load.stop()
     turns: list[tuple[int, float, float]] = []

@@ -34,7 +34,7 @@ _ERRATIC_END = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MachineFigures:
     """The figures of one simulated machine.
 
     Attributes:
@@ -77,14 +77,14 @@ class Row:
         return 1000.0 * num_turns / self.num_steady_steps
 
 
-def row_of(machine: Machine, duration_s: float) -> Row:
+def row_of(machine: Machine, duration_s: float) -> MachineFigures:
     """Run a machine with the target, and with fixed budgets; return the figures."""
     run = run_machine(machine, SchedulerConfig(target_itl_s=machine.target_s), duration_s)
     default = _fixed(machine, _DEFAULT_TOKENS, duration_s)
     best = None if machine.is_erratic or machine.is_crowded else _best(machine, default, duration_s)
     steady = [run.within(*span) for span in machine.steady]
     end = run.within(1.0 - END_SHARE)
-    return Row(
+    return MachineFigures(
         machine=machine.name,
         target_ms=machine.target_s * 1e3,
         itl_p50_ms=run.itl_percentile_s(50.0) * 1e3,
@@ -129,7 +129,7 @@ def _best(machine: Machine, default: Run, duration_s: float) -> tuple[int, Run] 
     return best
 
 
-def checks_of(machine: Machine, row: Row) -> list[Check]:
+def checks_of(machine: Machine, row: MachineFigures) -> list[Check]:
     """Return the checks that apply to this machine."""
     if machine.is_erratic:
         return [
@@ -156,7 +156,7 @@ def checks_of(machine: Machine, row: Row) -> list[Check]:
 
 
 def _check(
-    row: PlantFigures,
+    row: MachineFigures,
     name: str,
     value: float,
     goal: float = 1.0,

@@ -101,7 +101,7 @@ def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
 async def open_loop(
     requests: Sequence[_Request],
     send: Callable[[_Request], Awaitable[_Seen]],
-    limit_s: float = PATIENCE_S,
+    limit_s: float = TIMEOUT_S,
 ) -> list[_Seen]:
     """Send each request at its time, regardless of earlier responses; return the results in the
     order of `requests`. Raises TimeoutError if a request has not ended `limit_s` after the last was
@@ -140,7 +140,7 @@ def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable
     """Return a function that sends a request over `client` with these generation options."""
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 
-    async def send(request: LoadRequest) -> Seen:
+    async def send(request: LoadRequest) -> RequestOutcome:
         named: dict[str, Any] = {"request_id": request.name} if request.name else {}
         events = client.generate(
             TokenPrompt(ids=request.ids),
@@ -154,10 +154,10 @@ def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable
     return send
 
 
-async def read(events: AsyncGenerator[Event], request: LoadRequest) -> Seen:
+async def read(events: AsyncGenerator[Event], request: LoadRequest) -> RequestOutcome:
     """Read the events of a request that is sent now; return its result."""
     sent_s = time.perf_counter()
-    seen = Seen(name=request.name)
+    seen = RequestOutcome(name=request.name)
     try:
         async with aclosing(events):
             async for event in events:

@@ -121,7 +121,7 @@ async def measured(port: int, side: str, load: str, window_s: float) -> VariantR
     """Keep the streams running; return the figures of the window after the warm-up. `num_failed`
     includes the warm-up.
     """
-    found: list[Seen] = []
+    found: list[RequestOutcome] = []
     request = LoadRequest(num_tokens=NUM_TOKENS[load])
     async with Client(f"127.0.0.1:{port}", retry=NO_RETRY) as client:
         send = sending(client)
@@ -150,7 +150,7 @@ async def measured(port: int, side: str, load: str, window_s: float) -> VariantR
     )
 
 
-def run_side(side: str, load: str, window_s: float) -> Found:
+def run_side(side: str, load: str, window_s: float) -> VariantResult:
     """Start one side, run the load once, and return the results."""
     if side == NATIVE:
         with service(*options(load)) as serving:

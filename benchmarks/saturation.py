@@ -44,7 +44,7 @@ _COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantRun:
+class RunResult:
     """The results of one run of one variant.
 
     `front_us`, `engine_us`, `observer_us`: CPU time of these processes per request, microseconds.
@@ -91,7 +91,7 @@ def _name_in(before: Path, option: str) -> str:
     return option if is_there else "--foresee-deadlines"
 
 
-def run_variant(side: str, service: Service, seed: int, window_s: float) -> VariantRun:
+def run_variant(side: str, service: Service, seed: int, window_s: float) -> RunResult:
     """Run one closed loop; return the results. Raises RunFailed."""
     load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
     times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
@@ -106,7 +106,7 @@ def run_variant(side: str, service: Service, seed: int, window_s: float) -> Vari
     span_s = (found["end_ns"] - found["start_ns"]) * 1e-9
     num, cpu_s = max(1, found["num_finished"]), (*found["cpu_s"], 0.0)
     other_s = found["machine_s"] - sum(cpu_s) - found["client_s"]
-    measured = VariantRun(
+    measured = RunResult(
         side=side,
         per_s=found["num_finished"] / span_s,
         front_us=cpu_s[0] * 1e6 / num,

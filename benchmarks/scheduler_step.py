@@ -106,7 +106,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class StepMeasurement:
+class StepTimes:
     """The measurement of one step: nanoseconds of `schedule` and of `update`, and numbers of tokens
     and of requests that ended.
     """
@@ -154,7 +154,7 @@ class Bench:
         self._depth = depth
         self._launched: list[Batch] = []
 
-    def run_step(self) -> StepMeasurement | None:
+    def step(self) -> StepTimes | None:
         """Schedule a step, and update the scheduler with a result of the oldest scheduled step;
         return the measurement, None while the pipeline fills.
         """
@@ -176,20 +176,20 @@ class Bench:
         self.engine.update(result, now)
         events = self.engine.events.take(batch.step, now)
         t3 = time.perf_counter_ns()
-        return StepMeasurement(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
+        return StepTimes(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
-    def measure(self, num_steps: int) -> list[StepMeasurement]:
+    def measure(self, num_steps: int) -> list[StepTimes]:
         """Run steps and return their measurements; long-lived objects are excluded from garbage
         collection, as in a server.
         """
         gc.collect()
         gc.freeze()
-        found = [self.run_step() for _ in range(num_steps)]
+        found = [self.step() for _ in range(num_steps)]
         gc.unfreeze()
         return [one for one in found if one is not None]
 
 
-def decode(num_running: int, num_steps: int, depth: int) -> list[StepMeasurement]:
+def decode(num_running: int, num_steps: int, depth: int) -> list[StepTimes]:
     """Run a load in which every request decodes; return the measured steps."""
     bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
     for _ in range(num_running):
@@ -198,12 +198,12 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[StepMeasurement
     return bench.measure(num_steps)
 
 
-def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepMeasurement]:
+def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepTimes]:
     """Run a load in which every finished request is replaced, so that steps have admissions,
     prefill chunks and ends; return the measured steps.
     """
     bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
-    measurements: list[StepMeasurement] = []
+    measurements: list[StepTimes] = []
 
     def arrive(count: int) -> None:
         for _ in range(count):
@@ -216,7 +216,7 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepMeasur
             measurements.clear()
             gc.collect()
             gc.freeze()
-        measurement = bench.run_step()
+        measurement = bench.step()
         if measurement is not None:
             measurements.append(measurement)
             arrive(measurement.num_ended)
@@ -226,13 +226,13 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepMeasur
 
 def queues(
     cases: list[tuple[SchedulingOrder, int]], num_steps: int
-) -> dict[tuple[SchedulingOrder, int], list[StepMeasurement]]:
+) -> dict[tuple[SchedulingOrder, int], list[StepTimes]]:
     """Return the steps of closed loops with 256 running requests, by order and number of waiting
     requests.
 
     The cases alternate step by step, so that other load on the machine affects all of them.
     """
-    loops: list[tuple[Bench, Requests, list[StepMeasurement]]] = []
+    loops: list[tuple[Bench, Requests, list[StepTimes]]] = []
     for order, num_waiting in cases:
         has_all = order is SchedulingOrder.FAIR
         bench, requests = Bench(256, 2048, 1024, 1, order, has_all=has_all), Requests(4)
@@ -244,7 +244,7 @@ def queues(
             gc.collect()
             gc.freeze()
         for bench, requests, measurements in loops:
-            measurement = bench.run_step()
+            measurement = bench.step()
             if measurement is None:
                 continue
             if step >= 300:
@@ -255,7 +255,7 @@ def queues(
     return {case: measurements for case, (_, _, measurements) in zip(cases, loops, strict=True)}
 
 
-def step_us(measurements: list[StepMeasurement]) -> dict[str, float]:
+def step_us(measurements: list[StepTimes]) -> dict[str, float]:
     """Return the figures of a step: times in microseconds, numbers of tokens and of ends."""
     total_us = (
         np.array([measurement.schedule_ns + measurement.update_ns for measurement in measurements])
@@ -303,9 +303,9 @@ def measure_order(num_steps: int) -> Outcome:
 
 def _fill(bench: Bench, num_running: int) -> None:
     while len(bench.engine.running) < num_running:
-        bench.run_step()
+        bench.step()
     for _ in range(40):
-        bench.run_step()
+        bench.step()
 
 
 def measure(options: Namespace) -> Outcome:

@@ -134,7 +134,7 @@ class Service:
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: condition() or not self._num_open, timeout=PATIENCE_S)
+            self._changed.wait_for(lambda: condition() or not self._num_open, timeout=TIMEOUT_S)
         if not condition():
             raise RunFailed(f"{what} did not become ready:\n" + "".join(self.log))
 

@@ -71,7 +71,7 @@ class Part:
     """
 
     sent: list[LoadRequest]
-    seen: list[Seen]
+    seen: list[RequestOutcome]
     requests: list[TraceRequest]
     steps: slice
 

@@ -49,7 +49,7 @@ _LIMIT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStreams:
+class StreamMemory:
     """Open streams and their memory, in bytes per stream. `base_mib`: resident memory of a front
     before they were opened.
     """
@@ -100,7 +100,7 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
     return num_requests / float(found["elapsed_s"])
 
 
-def measure_open_streams(num_streams: int, *, is_active: bool) -> OpenStreams:
+def measure_open_streams(num_streams: int, *, is_active: bool) -> StreamMemory:
     """Open `num_streams` concurrent streams; return their memory. `is_active`: each gets a token
     every quarter of a second, otherwise all wait. Raises RunFailed.
     """
@@ -139,7 +139,7 @@ def measure_open_streams(num_streams: int, *, is_active: bool) -> OpenStreams:
             grown = resident_bytes(fronts) - base
             assert holding.stdin is not None
             holding.stdin.close()
-    return OpenStreams(
+    return StreamMemory(
         kind="active" if is_active else "waiting",
         num_streams=num_streams,
         num_fronts=num_fronts,
@@ -148,7 +148,9 @@ def measure_open_streams(num_streams: int, *, is_active: bool) -> OpenStreams:
     )
 
 
-def measure_growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) -> Growth:
+def measure_growth(
+    kind: str, num_requests: int, num_tokens: int, leave_after: int = 0
+) -> MemoryGrowth:
     """Run blocks of requests on one front; return the memory after each."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:

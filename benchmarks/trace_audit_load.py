@@ -105,7 +105,9 @@ class Answers:
         """Record the outcome of a request, as its client observed it."""
         self.outcomes[request.kind.value, outcome] += 1
         self.sent.append(
-            Sent(trace_id=request.trace_id, parent_id=request.parent_id, is_answered=is_answered)
+            SentRequest(
+                trace_id=request.trace_id, parent_id=request.parent_id, is_answered=is_answered
+            )
         )
 
 
@@ -173,9 +175,9 @@ class _Sender:
 
     async def _outcome(self, request: AuditRequest) -> str:
         match request.kind:
-            case Kind.MALFORMED:
+            case RequestKind.MALFORMED:
                 return await self._send_malformed(request)
-            case Kind.ABANDONED:
+            case RequestKind.ABANDONED:
                 task = asyncio.create_task(self._stream(request))
                 done, _ = await asyncio.wait((task,), timeout=0.2 * request.amount)
                 if done:
@@ -184,10 +186,10 @@ class _Sender:
                 with contextlib.suppress(asyncio.CancelledError):
                     return await task
                 return "left"
-            case Kind.ONCE:
+            case RequestKind.ONCE:
                 ids = TokenPrompt(ids=_prompt(request, _PROMPT_TOKENS))
                 await self._client.generate_once(
-                    ids, deadline_s=_PATIENCE_S, trace=request.trace, **_options(request)
+                    ids, deadline_s=_TIMEOUT_S, trace=request.trace, **_options(request)
                 )
                 self._is_answered = True
                 return "OK"
@@ -195,10 +197,10 @@ class _Sender:
                 return await self._stream(request)
 
     async def _stream(self, request: AuditRequest) -> str:
-        is_long = request.kind is Kind.TOO_LONG
+        is_long = request.kind is RequestKind.TOO_LONG
         ids = _prompt(request, self._max_prompt_tokens + 1 if is_long else _PROMPT_TOKENS)
         deadline_s = (
-            0.02 + 0.4 * request.amount if request.kind is Kind.CALL_DEADLINE else _PATIENCE_S
+            0.02 + 0.4 * request.amount if request.kind is RequestKind.CALL_DEADLINE else _TIMEOUT_S
         )
         events = self._client.generate(
             TokenPrompt(ids=ids), deadline_s=deadline_s, trace=request.trace, **_options(request)
@@ -207,19 +209,19 @@ class _Sender:
         async with contextlib.aclosing(events):
             async for event in events:
                 self._is_answered = True
-                if isinstance(event, Accepted) and request.kind is Kind.CANCELLED:
+                if isinstance(event, Accepted) and request.kind is RequestKind.CANCELLED:
                     # The request may have ended meanwhile.
                     with contextlib.suppress(PenstockError):
                         await self._control.cancel(event.request_id)
                 if isinstance(event, Tokens):
                     num_tokens += event.num_tokens
-                    if request.kind is Kind.LEFT and num_tokens >= num_left:
+                    if request.kind is RequestKind.LEFT and num_tokens >= num_left:
                         return "left"
         return "OK"
 
     async def _send_malformed(self, request: AuditRequest) -> str:
         method: Any = self._raw.unary_stream(GENERATE)
-        call = method(_MALFORMED, metadata=request.trace.metadata(), timeout=_PATIENCE_S)
+        call = method(_MALFORMED, metadata=request.trace.metadata(), timeout=_TIMEOUT_S)
         code = await call.code()
         self._is_answered = code is grpc.StatusCode.INVALID_ARGUMENT
         name: str = code.name
@@ -233,10 +235,10 @@ def _prompt(request: AuditRequest, num_tokens: int) -> tuple[int, ...]:
 
 def _options(request: AuditRequest) -> dict[str, Any]:
     options: dict[str, Any] = {"max_tokens": request.num_tokens, "ignore_eos": True}
-    if request.kind is Kind.BAD_FIELD:
+    if request.kind is RequestKind.BAD_FIELD:
         options["min_tokens"] = request.num_tokens + 1
-    elif request.kind is Kind.UNKNOWN_MODEL:
+    elif request.kind is RequestKind.UNKNOWN_MODEL:
         options["model"] = "nobody-has-this"
-    elif request.kind is Kind.DEADLINE:
+    elif request.kind is RequestKind.DEADLINE:
         options["total_timeout_s"] = 0.005 + 0.4 * request.amount
     return options

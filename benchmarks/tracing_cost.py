@@ -54,7 +54,6 @@ from tracing_sides import (
     UP,
     RunResult,
     Side,
-    VariantRun,
     base_of,
     sides_up,
 )
@@ -109,7 +108,7 @@ class Traces:
     observer_us: float
 
 
-def all_runs(plan: Plan, sides: dict[str, Side]) -> list[VariantRun]:
+def all_runs(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
     """Run all rounds; the variants alternate, and each round begins with a different one. Returns
     all measurements.
 
@@ -117,7 +116,7 @@ def all_runs(plan: Plan, sides: dict[str, Side]) -> list[VariantRun]:
     """
 
     def most_per_s(side: Side, seed: int) -> float:
-        found = side.measure(seed, plan.warm_s, plan.most_window_s, concurrency=NUM_AT_ONCE)
+        found = side.run_load(seed, plan.warm_s, plan.most_window_s, concurrency=NUM_AT_ONCE)
         return found.per_s
 
     for side in sides.values():
@@ -125,14 +124,14 @@ def all_runs(plan: Plan, sides: dict[str, Side]) -> list[VariantRun]:
         most_per_s(side, 0)
     most = statistics.median(most_per_s(sides[OFF], number) for number in range(3))
     rate = min(MAX_RATE_PER_S, SHARE_OF_MOST * most)
-    runs: list[VariantRun] = []
+    runs: list[RunResult] = []
     names = list(sides)
     for number in range(plan.num_rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             if name in PEERS and number % 2:
                 continue  # larger differences: half the rounds suffice
-            at_rate = sides[name].measure(number + 1, plan.warm_s, plan.window_s, rate=rate)
+            at_rate = sides[name].run_load(number + 1, plan.warm_s, plan.window_s, rate=rate)
             runs.append(replace(at_rate, most_per_s=most_per_s(sides[name], number + 1)))
             progress(f"round {number + 1}  {name:<26}  {at_rate.front_us:7.0f} us of {rate:.0f}/s")
     for side in sides.values():
@@ -140,7 +139,7 @@ def all_runs(plan: Plan, sides: dict[str, Side]) -> list[VariantRun]:
     return runs
 
 
-def of_side(runs: Sequence[VariantRun], side: str) -> tuple[list[VariantRun], list[VariantRun]]:
+def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list[RunResult]]:
     """Return the runs of a side, and those of its base in the same rounds."""
     mine = [one for one in runs if one.side == side]
     rounds = {one.round for one in mine}
@@ -148,7 +147,7 @@ def of_side(runs: Sequence[VariantRun], side: str) -> tuple[list[VariantRun], li
     return mine, base
 
 
-def added(runs: Sequence[VariantRun], side: str) -> Added:
+def added(runs: Sequence[RunResult], side: str) -> Added:
     """Return what a variant adds to its base."""
     pairs = list(zip(*of_side(runs, side), strict=True))
     loop_us = [one.loop_us - base.loop_us for one, base in pairs]
@@ -173,7 +172,7 @@ def traces_of(side: Side) -> Traces:
     )
 
 
-def checks_of(runs: Sequence[VariantRun], path: RecordPath) -> list[Check]:
+def checks_of(runs: Sequence[RunResult], path: RecordPath) -> list[Check]:
     """Return the checks of all figures with a goal."""
     name = "collector up: thread of the event loop, added to a request"
     checks = [

@@ -60,7 +60,7 @@ def base_of(side: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantRun:
+class RunResult:
     """The results of one measurement of a variant.
 
     `front_us`, `loop_us`: CPU time per request, microseconds, of all threads of the server and of
@@ -101,7 +101,7 @@ class Side:
     spans: dict[str, int] = field(default_factory=dict[str, int])
     num_dropped: float = 0.0
 
-    def measure(self, seed: int, warm_s: float, window_s: float, **load: float) -> VariantRun:
+    def run_load(self, seed: int, warm_s: float, window_s: float, **load: float) -> RunResult:
         """Run one measurement and return it. `load`: `rate` per second, or `concurrency`. Raises
         RunFailed.
         """
@@ -131,7 +131,7 @@ class Side:
         num = max(1, found["num_finished"])
         foreign_s = found["machine_s"] - sum(found["cpu_s"]) - found["client_s"]
         lags_s = self.ticks.lags_ms(start_s, end_s) / 1e3
-        return VariantRun(
+        return RunResult(
             side=self.name,
             round=seed,
             per_s=found["num_finished"] / (end_s - start_s),

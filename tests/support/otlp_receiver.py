@@ -112,7 +112,7 @@ class Receiver:
         assert is_there, f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
         return of_trace()
 
-    def wait_until(self, holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
+    def wait_until(self, holds: Callable[[], bool], limit_s: float = TEST_TIMEOUT_S) -> bool:
         """Wait until `holds` is true, at most `limit_s` seconds; return whether it is. It is
         checked after every request.
         """

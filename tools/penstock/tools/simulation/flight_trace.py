@@ -67,7 +67,7 @@ def flight_trace(path: Path) -> FlightTrace:
         if history.end is None:
             num_output = 0 if is_self_paced else _output_so_far(history, collected_s)
         elif not num_output and history.end is EventKind.FAILED and _failed_for_capacity(history):
-            num_output = min(history.asked.max_tokens, mean or history.asked.max_tokens)
+            num_output = min(history.details.max_tokens, mean or history.details.max_tokens)
         if num_output:
             counted.append((history.details.arrival_s, history.details, num_output))
     if not counted:
