@@ -30,8 +30,8 @@ _STATUS_TIMEOUT_S = 5.0
 
 
 class AsyncMultiplexStream:
-    """The response messages of one request on a Multiplex call, with the interface of a separate
-    call."""
+    """The response messages of one request on a Multiplex call, with the interface of a
+    Generate call."""
 
     def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
         self._call = call

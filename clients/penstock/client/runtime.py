@@ -25,7 +25,7 @@ class Signal(Protocol):
     """A one-time event: one side waits for it, the other sets it."""
 
     def set(self) -> None:
-        """Set the event."""
+        """Set the event, which wakes the side that waits."""
         ...
 
     async def wait(self, timeout_s: float | None) -> None:

@@ -26,8 +26,8 @@ from penstock.client.status import error_from_call
 
 
 class SyncMultiplexStream:
-    """The response messages of one request on a Multiplex call, with the interface of a separate
-    call."""
+    """The response messages of one request on a Multiplex call, with the interface of a
+    Generate call."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_roun
     folder = save_quantised_model(
         "llama", tmp_path, form="modelopt", kind="int8", num_hidden_layers=1
     )
-    model = load_model(folder, device="cpu", dtype="float32", is_narrow=True)
+    model = load_model(folder, device="cpu", dtype="float32", keeps_eight_bit=True)
     config = ExecutorConfig(
         model_path=folder, device="cuda", dtype="float32", quantization="int8", num_blocks=8
     )

@@ -44,17 +44,19 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny_model("llama", tmp_path)
 
 
-@pytest.mark.parametrize("is_narrow", [False, True])
+@pytest.mark.parametrize("keeps_eight_bit", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_checkpoint_is_read_as_it_is_stored(form: str, is_narrow: bool, folder: Path) -> None:
+def test_a_checkpoint_is_read_as_it_is_stored(
+    form: str, keeps_eight_bit: bool, folder: Path
+) -> None:
     plain = load_model(folder, device="cpu", dtype="float32")
     stored = load_tensors(save_quantised_model("llama", folder, form=form))
 
-    model = load_model(folder, device="cpu", dtype="float32", is_narrow=is_narrow)
+    model = load_model(folder, device="cpu", dtype="float32", keeps_eight_bit=keeps_eight_bit)
 
     exact = stored[DOWN].float() * stored[f"{DOWN}_scale"]
     weight = model.module.get_parameter(DOWN)
-    if is_narrow:
+    if keeps_eight_bit:
         assert weight.dtype == torch.float8_e4m3fn
         assert torch.equal(weight.float(), stored[DOWN].float())
         scale = model.module.get_buffer(DOWN.replace("weight", "scale"))
@@ -84,8 +86,8 @@ def test_weights_that_stay_in_eight_bits_compute_what_wide_ones_do(
     save_quantised_model(shape, tmp_path, form=form, kind=kind, dtype=torch.bfloat16)
 
     narrow, wide = (
-        load_model(tmp_path, device="cpu", dtype="auto", is_narrow=is_narrow)
-        for is_narrow in (True, False)
+        load_model(tmp_path, device="cpu", dtype="auto", keeps_eight_bit=keeps_eight_bit)
+        for keeps_eight_bit in (True, False)
     )
 
     assert narrow.dtype == wide.dtype == torch.bfloat16
@@ -103,7 +105,7 @@ def test_a_head_in_eight_bits_is_widened_and_leaves_the_embedding_alone(
     tensors |= {"lm_head.weight": values, "lm_head.weight_scale": scale}
     save_tensors(folder, tensors)
 
-    module = load_model(folder, device="cpu", dtype="auto", is_narrow=True).module
+    module = load_model(folder, device="cpu", dtype="auto", keeps_eight_bit=True).module
 
     assert torch.equal(module.get_parameter("model.embed_tokens.weight"), embedding)
     head = module.get_parameter("lm_head.weight")
@@ -114,7 +116,7 @@ def test_a_head_in_eight_bits_is_widened_and_leaves_the_embedding_alone(
 
 
 def quantised_layers(folder: Path, quantization: str) -> list[LayerWeights]:
-    model = load_model(folder, device="cpu", dtype="bfloat16", is_narrow=True)
+    model = load_model(folder, device="cpu", dtype="bfloat16", keeps_eight_bit=True)
     tree = read_module_tree(model)
     layers = fuse_weights(tree)
     quantise_layers(tree, layers, quantization)
@@ -207,7 +209,7 @@ def test_the_host_holds_no_copy_of_weights_that_go_to_a_device(
     monkeypatch.setattr(loading, "probe_model", probe)
 
     with LiveBytes() as live, pytest.raises(UnsupportedModel, match="not on this device"):
-        load_model(deep, device="meta", dtype="auto", is_narrow=True)
+        load_model(deep, device="meta", dtype="auto", keeps_eight_bit=True)
 
     assert live.peak < num_linear_weights(deep) / NUM_LAYERS
 
@@ -226,7 +228,7 @@ def test_few_layers_are_wide_at_a_time_until_the_fused_step_runs(
     quantization: str, deep: Path
 ) -> None:
     with LiveBytes() as live:
-        model = load_model(deep, device="cpu", dtype="auto", is_narrow=True)
+        model = load_model(deep, device="cpu", dtype="auto", keeps_eight_bit=True)
         tree = read_module_tree(model)
         make_reference(model, tree, len(IDS))
         layers = fuse_weights(tree)
@@ -243,7 +245,9 @@ def test_a_gpu_gets_eight_bits_where_the_setting_asks_for_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(loading, "load_model", lambda *_, is_narrow, **__: asked.append(is_narrow))
+    monkeypatch.setattr(
+        loading, "load_model", lambda *_, keeps_eight_bit, **__: asked.append(keeps_eight_bit)
+    )
 
     for device, quantization in (
         ("cuda:1", "fp8"),

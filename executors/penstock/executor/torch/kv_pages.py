@@ -6,8 +6,8 @@ elements gives `[head, token, dim]` matrices without a transpose. On a CPU a mat
 faster than with a layout in which a token's heads are contiguous. Block 0 is an ordinary block (no
 null block).
 
-In 8 bits, a key or value is `head_dim` integers followed by the four bytes of their float32 scale:
-rows of `head_dim + 4` elements of int8.
+In int8, a key or value is `head_dim` integers followed by the four bytes of their float32 scale:
+rows of `head_dim + 4` elements. In fp8, rows have no scales.
 """
 
 from dataclasses import dataclass

@@ -87,15 +87,17 @@ def load_configured(config: ExecutorConfig) -> LoadedModel:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     # On a CPU, 8-bit weights are packed from weights in the model's dtype.
-    is_narrow = config.quantization != "none" and torch.device(config.device).type != "cpu"
+    keeps_eight_bit = config.quantization != "none" and torch.device(config.device).type != "cpu"
     return load_model(
-        config.model_path, device=config.device, dtype=config.dtype, is_narrow=is_narrow
+        config.model_path, device=config.device, dtype=config.dtype, keeps_eight_bit=keeps_eight_bit
     )
 
 
-def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) -> LoadedModel:
+def load_model(
+    path: Path, *, device: str, dtype: str, keeps_eight_bit: bool = False
+) -> LoadedModel:
     """Load config.json and safetensors of `path`. `dtype` "auto": the dtype of the stored weights.
-    `is_narrow`: linear layers stored in 8 bits, except the head, stay in 8 bits.
+    `keeps_eight_bit`: linear layers stored in 8 bits, except the head, stay in 8 bits.
 
     Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model or number
     format that the executor does not support.
@@ -116,10 +118,10 @@ def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) 
         _check_config(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
-        is_widened = is_quantised(path, config) and not is_narrow
+        is_widened = is_quantised(path, config) and not keeps_eight_bit
     narrower = _KEEP_NARROW if is_widened else _HALF if _is_wide(config, dtype) else ""
     with _named(f"{path}: {architecture.name}", target, narrower):
-        module = _load_module(path, config, dtype, target, is_narrow=is_narrow)
+        module = _load_module(path, config, dtype, target, keeps_eight_bit=keeps_eight_bit)
         module.eval().requires_grad_(False)
         move_module(module, target)
         weight = next(module.get_input_embeddings().parameters())
@@ -173,7 +175,7 @@ def _is_wide(config: Any, dtype: str) -> bool:
 
 
 def _load_module(
-    path: Path, config: Any, dtype: str, device: torch.device, *, is_narrow: bool
+    path: Path, config: Any, dtype: str, device: torch.device, *, keeps_eight_bit: bool
 ) -> Any:
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     if not is_quantised(path, config):
@@ -183,17 +185,17 @@ def _load_module(
     if hasattr(config, "quantization_config"):  # transformers needs another package for this model
         del config.quantization_config
     module = _load_tensors(path, config, dtype=checkpoint.dtype, state_dict=checkpoint.tensors)
-    _place_stored(module, checkpoint.stored, device, is_narrow=is_narrow)
+    _place_stored(module, checkpoint.stored, device, keeps_eight_bit=keeps_eight_bit)
     return module
 
 
 def _place_stored(
-    module: Any, stored: dict[str, StoredWeight], device: torch.device, *, is_narrow: bool
+    module: Any, stored: dict[str, StoredWeight], device: torch.device, *, keeps_eight_bit: bool
 ) -> None:
     """Copy the quantised weights to the device one by one.
 
-    With `is_narrow`, those of linear layers other than the head stay in 8 bits; the others are
-    converted to the model's dtype. Raises UnsupportedModel for a weight without a module.
+    With `keeps_eight_bit`, those of linear layers other than the head stay in 8 bits; the others
+    are converted to the model's dtype. Raises UnsupportedModel for a weight without a module.
     """
     total = sum(one.values.nbytes for one in stored.values())
     progress = LoadProgress(f"loading 8-bit weights onto {device}", total)
@@ -207,7 +209,7 @@ def _place_stored(
         if not bool(owner.weight[0, 0].isnan()):
             continue  # tied to a weight that is not 8-bit
         values, scale = one.values.to(device), one.scale.to(device)
-        if is_narrow and type(owner) is nn.Linear and owner is not head:
+        if keeps_eight_bit and type(owner) is nn.Linear and owner is not head:
             module.set_submodule(name, EightBitLinear(owner, values, scale))
         else:
             owner.weight.data = widen(values, scale, owner.weight.dtype)

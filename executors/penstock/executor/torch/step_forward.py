@@ -34,8 +34,10 @@ class StepForward(Protocol):
     """Computes steps of one model with one set of pages."""
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> ForwardResult:
-        """Write the keys and values of a batch's tokens; return logits of the packed tokens whose
-        indices `choose` returns for `ForwardResult.last_of_row`.
+        """Write the keys and values of a batch's tokens; return logits.
+
+        `choose` gets `ForwardResult.last_of_row` and returns the indices of the packed tokens whose
+        logits are returned.
         """
         ...
 

@@ -187,7 +187,7 @@ def inventory(folder: Path) -> dict[str, dict[str, Any]]:
 
 def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
     """Describe the first file that differs from its record in `recorded` (as from `inventory`); ""
-    if none differs. An empty record counts as a difference; files without a record are ignored.
+    if none differs. An empty `recorded` counts as a difference; files without a record are ignored.
 
     Raises OSError if a file cannot be read; AttributeError, LookupError or TypeError if the record
     is malformed.

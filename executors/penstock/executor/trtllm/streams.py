@@ -120,15 +120,15 @@ class Streams:
         stream = _OutputStream(submitted)
         if submitted.spec.constraint is not None and self.constraint_fault is not None:
             checking = self.constraint_fault
-            following = self._follow_checked(stream, arguments, checking)
+            running = self._check_and_submit(stream, arguments, checking)
         else:
             rejected = self._send_to_engine(stream, arguments)
             if rejected is not None:
                 self._put(rejected)
                 return
-            following = self._follow(stream)
+            running = self._read_until_end(stream)
         self._streams[submitted] = stream
-        stream.task = self.loop.create_task(following)
+        stream.task = self.loop.create_task(running)
 
     def _send_to_engine(self, stream: _OutputStream, arguments: dict[str, Any]) -> Response | None:
         """Submit a request to the engine; return None if the engine accepts it, else the final
@@ -168,7 +168,7 @@ class Streams:
         if stream.task is not None:
             stream.task.cancel()
 
-    async def _follow_checked(
+    async def _check_and_submit(
         self, stream: _OutputStream, arguments: dict[str, Any], fault_of: ConstraintFault
     ) -> None:
         """Check the constraint; if it passes, submit the request and read its responses, else
@@ -190,12 +190,12 @@ class Streams:
         except Exception as error:
             self.responses.fail(error)
         if last is None:
-            await self._follow(stream)
+            await self._read_until_end(stream)
         else:
             del self._streams[submitted]
             self._put(last)
 
-    async def _follow(self, stream: _OutputStream) -> None:
+    async def _read_until_end(self, stream: _OutputStream) -> None:
         submitted = stream.submitted
         last = Response(submitted, is_last=True, failure="the engine ended it without a result")
         try:

@@ -33,8 +33,9 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer:
-    """The linear layers of one layer as functions, and the weights of its norms: [hidden]; those of
-    query and key [head_dim], or None. `window`: the sliding window in tokens, 0 for none.
+    """The linear layers of one decoder layer as functions, and its norm weights: `input_norm` and
+    `output_norm` [hidden]; `query_norm` and `key_norm` [head_dim], or None without such norms.
+    `window`: the sliding window in tokens, 0 for none.
     """
 
     qkv: Linear

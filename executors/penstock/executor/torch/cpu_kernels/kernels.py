@@ -68,7 +68,7 @@ class Kernels(Protocol):
 
     @property
     def is_native(self) -> bool:
-        """True for compiled code."""
+        """True if the kernels are compiled, False for PyTorch."""
         ...
 
     @property

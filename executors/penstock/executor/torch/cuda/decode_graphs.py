@@ -45,7 +45,7 @@ class DecodeGraphs:
         self._staged = staging.empty_rows()
         self._tokens = empty_row_tokens(max_rows, queue.device)
         self._logits = torch.empty(
-            (max_rows, model.vocab_size), dtype=model.ends.head.dtype, device=queue.device
+            (max_rows, model.vocab_size), dtype=model.outer.head.dtype, device=queue.device
         )
         self._forwards: dict[tuple[int, bool], Replayable] = {}
         self._samplings: dict[int, Replayable] = {}

@@ -48,7 +48,7 @@ class DeviceQueue(Protocol):
         ...
 
     def mark(self) -> Mark:
-        """Mark the current end of the queue."""
+        """Return a mark at the current end of the queue."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Replayable:
@@ -56,7 +56,7 @@ class DeviceQueue(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Return the bytes of memory that can be allocated."""
+        """Return the device memory that can be allocated, in bytes."""
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:

@@ -86,10 +86,10 @@ class TokenMasks:
 
 
 class DeviceSampler:
-    """Samples for up to `max_num_seqs` slots; padding rows use slot `no_slot`."""
+    """Samples for up to `max_num_seqs` slots; padding rows use slot `padding_slot`."""
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
-        self.no_slot = max_num_seqs
+        self.padding_slot = max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
         self._num_chunks = -(-vocab_size // _CHUNK)

@@ -71,7 +71,7 @@ class FusedExecutor:
         self._sampler = sampler
         self._rules = SlotRules(vocab_size=loaded.vocab_size, num_embeddings=loaded.num_embeddings)
         self._probe = HealthProbe(info)
-        max_rows = sampler.no_slot
+        max_rows = sampler.padding_slot
         sets = [_StepMemory(queue, info, parts, max_rows) for _ in range(_NUM_SETS + 1)]
         self._synchronous_set, *self._sets = sets
         self._num_steps = 0

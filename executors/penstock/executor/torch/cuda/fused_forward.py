@@ -25,7 +25,7 @@ _PART = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ends:
+class OuterWeights:
     """The weights before and after the layers: `embedding` and `head` [vocabulary, hidden],
     `final_norm` [hidden]. `eps`: the epsilon of all norms.
     """
@@ -83,25 +83,25 @@ class CudaFusedForward:
     def __init__(
         self,
         layers: Sequence[LayerWeights],
-        ends: Ends,
+        outer: OuterWeights,
         attention: PageAttention,
         table: Tensor,
         last_tokens: Tensor,
         *,
         block_size: int,
     ) -> None:
-        self.ends = ends
+        self.outer = outer
         self._layers = layers
         self._attention = attention
         self._table = table
         self._last_tokens = last_tokens
-        self._hidden = ends.embedding.shape[1]
-        self._dtype = ends.embedding.dtype
+        self._hidden = outer.embedding.shape[1]
+        self._dtype = outer.embedding.dtype
         self._math = RowMath(
             hidden=self._hidden,
-            eps=ends.eps,
+            eps=outer.eps,
             dtype=self._dtype,
-            device=ends.embedding.device,
+            device=outer.embedding.device,
             is_fp8=layers[0].qkv.weight.dtype == FP8,
         )
         self._has_biases = any(
@@ -132,7 +132,7 @@ class CudaFusedForward:
     @property
     def vocab_size(self) -> int:
         """Number of logits per row."""
-        return self.ends.head.shape[0]
+        return self.outer.head.shape[0]
 
     def decode(
         self, staged: Tensor, tokens: RowTokens, logits: Tensor, *, rows: int, is_long: bool
@@ -194,12 +194,12 @@ class CudaFusedForward:
         return flags.view(torch.bool)
 
     def _last(self, added: Product, residual: Tensor, out: Tensor | None = None) -> Tensor:
-        ends = self.ends
-        normed = self._math.norm(self._scratch(), added, residual, ends.final_norm, is_last=True)
-        return torch.mm(normed.values, ends.head.T, out=out)
+        outer = self.outer
+        normed = self._math.norm(self._scratch(), added, residual, outer.final_norm, is_last=True)
+        return torch.mm(normed.values, outer.head.T, out=out)
 
     def _embed(self, staged: Tensor, tokens: RowTokens, rows: int) -> Tensor:
-        embedding = self.ends.embedding
+        embedding = self.outer.embedding
         residual = torch.empty((rows, self._hidden), dtype=embedding.dtype, device=embedding.device)
         self._embed_kernel.launch(
             (rows, -(-self._hidden // _PART), 1),
@@ -257,7 +257,7 @@ class CudaFusedForward:
         """Compute the `logits` of one row with five launches per layer, each limited by memory
         bandwidth.
         """
-        eps = self.ends.eps
+        eps = self.outer.eps
         tile = self._attention.tile_for(1, is_long=is_long)
         dtype = residual.dtype
         attended = self._attended(scratch, 1)
@@ -277,11 +277,11 @@ class CudaFusedForward:
                 is_gated=True,
             )
             project_row(activated, layer.down, residual, is_added=True)
-        head = Projection(weight=self.ends.head, bias=None)
-        project_row(residual, head, logits, norm=self.ends.final_norm, eps=eps)
+        head = Projection(weight=self.outer.head, bias=None)
+        project_row(residual, head, logits, norm=self.outer.final_norm, eps=eps)
 
     def _scratch(self) -> Scratch:
-        return Scratch(self.ends.embedding.device)
+        return Scratch(self.outer.embedding.device)
 
     def _attended(self, scratch: Scratch, rows: int) -> Tensor:
         shape = (rows, self._attention.layout.num_query_elements)

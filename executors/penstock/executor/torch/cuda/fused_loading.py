@@ -18,7 +18,7 @@ from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.eight_bit import check_eight_bit, measure_scales
 from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
-from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, Ends
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, OuterWeights
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
 from penstock.executor.torch.cuda.trial_steps import (
     run_widest_step,
@@ -49,7 +49,7 @@ class _Parts:
     """The parts of the fused executor that do not depend on the number of pages."""
 
     layers: Sequence[LayerWeights]
-    ends: Ends
+    outer: OuterWeights
     layout: HeadLayout
     rotary: RotaryTable
     page_dtype: torch.dtype
@@ -213,7 +213,7 @@ def _parts(
 ) -> _Parts:
     return _Parts(
         layers=layers,
-        ends=Ends(
+        outer=OuterWeights(
             embedding=tree.embedding, head=tree.head, final_norm=tree.final_norm, eps=tree.eps
         ),
         layout=HeadLayout(
@@ -263,7 +263,7 @@ def _build(
         scales=parts.page_scales,
     )
     fused = CudaFusedForward(
-        parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
+        parts.layers, parts.outer, attention, table, last_tokens, block_size=config.block_size
     )
     weights = (
         projection.weight

@@ -25,7 +25,7 @@ from penstock.scheduler.batch import Batch
 
 
 class PackedStep:
-    """Runs packed steps over one model."""
+    """Runs packed steps of one model."""
 
     def __init__(
         self,

@@ -135,7 +135,7 @@ def decode_tile(
 
 
 def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
-    """Return the tile for all chunks of a model."""
+    """Return the tile of chunk attention, which is the same for all chunks of a model."""
     least_rows = max(16, 1 << (group - 1).bit_length())
     if dtype == torch.float32 or head_dim > 128:
         return ChunkTile(rows=max(32, least_rows), keys=32, warps=4, stages=1)

@@ -27,7 +27,7 @@ def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -
 
     Decodes alternate between a single row and a batch, because different kernels compute these.
     """
-    arrays = trial_arrays(model.ends.embedding, NUM_TRIAL_TOKENS, block_size)
+    arrays = trial_arrays(model.outer.embedding, NUM_TRIAL_TOKENS, block_size)
     staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
     rows = staging.stage_packed(
         trial_batch(arrays, 0, NUM_CHUNK_TOKENS),

@@ -169,7 +169,7 @@ def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
 
 @triton.jit
 def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks: tl.constexpr):
-    """Store each chunk's mass at or above the threshold."""
+    """Store, for each chunk, the probability mass of the scores at or above the threshold."""
     rows: tl.constexpr = _ROW_BLOCK // CHUNK
     for first in tl.range(0, num_chunks, rows, num_stages=3):
         chunk = first + tl.arange(0, rows)

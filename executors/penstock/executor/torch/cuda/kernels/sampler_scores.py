@@ -50,7 +50,7 @@ _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def number_word(table, slot, index: tl.constexpr):
-    """Return a word of the slot's row as float32."""
+    """Return word `index` of the slot's row, with its bits interpreted as float32."""
     return tl.load(table + slot * NUM_WORDS + index).to(tl.float32, bitcast=True)
 
 
