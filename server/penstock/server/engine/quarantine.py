@@ -108,7 +108,8 @@ class Quarantine:
         return replace(events, ends=events.ends + ends)
 
     def cancel(self, key: int, reason: FinishReason) -> bool:
-        """End a held output; return False if this output is not held."""
+        """End a held output, which the next `with_ends` reports. Return False if this output is not
+        held."""
         for held in self._held:
             for spec in held.specs:
                 if spec.key == key:

@@ -150,7 +150,7 @@ class EngineBoard:
         self._floats[_QUEUE_S] = math.nan if estimated_queue_s is None else estimated_queue_s
 
     def publish_load(self, num_running: int, num_used_blocks: int, num_output_tokens: int) -> None:
-        """Publish the load, for load balancing."""
+        """Publish the load, for load balancing. The fields are those of `LoadState`."""
         words = self._words
         words[_NUM_RUNNING] = num_running
         words[_NUM_USED_BLOCKS] = num_used_blocks

@@ -225,7 +225,7 @@ class PendingCalls(Generic[T]):
         answer.add_done_callback(lambda _: self._calls.pop(ticket, None))
         return ticket, answer
 
-    def answer(self, ticket: int, value: T) -> None:
+    def resolve(self, ticket: int, value: T) -> None:
         """Resolve a call with its response. Does nothing if the call is no longer pending."""
         call = self._calls.get(ticket)
         if call is not None and not call.done():

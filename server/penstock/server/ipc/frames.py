@@ -121,7 +121,7 @@ class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
     """The engine's response to `Attach`: all events of the request so far.
 
     Later events go to the requesting front. `keys` are the keys of the outputs, by output index. If
-    `resume_spec` is None, there is no stream, and `failure` is the reason.
+    `resume_spec` is None, the stream cannot be attached, and `failure` is the reason.
     """
 
     ticket: int
@@ -263,7 +263,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
 
     def value(self) -> Submit:
         """Return the decoded request. Its outputs share common objects. Raises ValueError like
-        `of`."""
+        `from_submit`."""
         leader = self.leader
         if leader is None:
             return Submit(specs=(), kept=self.kept)

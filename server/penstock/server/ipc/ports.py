@@ -75,7 +75,7 @@ class EnginePort(Protocol):
         ...
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Like `submit`, for a resumable request, which continues when its call ends.
+        """Like `submit`, for a resumable request, which continues when the client's call ends.
 
         If `specs` is empty, the request has ended, and the engine only keeps its stream.
         """

@@ -207,7 +207,7 @@ class UnixEnginePort:
             case StepEvents() as events:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):
-                self._cancels.answer(ticket, state)
+                self._cancels.resolve(ticket, state)
             case Attached() | Detach() as received:
                 self._attach_calls.on_frame(received)
             case CacheUpdate() as update:

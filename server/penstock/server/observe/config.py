@@ -90,7 +90,7 @@ def _check_url(url: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
     """Settings of the flight recorder: the number of steps that it keeps (a power of two), and the
-    folder of the files that it writes. Raises SettingError for an invalid number of steps."""
+    folder of the files that it writes. An invalid number of steps raises SettingError."""
 
     num_steps: int = setting(
         4096,
@@ -123,7 +123,7 @@ class ObserverConfig:
     """Settings of the observer process, which exports metrics and traces.
 
     A port of None is not opened; 0 selects any free port. Each tenant in `metrics_tenants` adds a
-    few time series. Raises SettingError, which names the invalid field.
+    few time series. An invalid value raises SettingError, which names the field.
     """
 
     operations_port: int | None = setting(

@@ -110,9 +110,9 @@ class EngineClient:
                 if self._on_hello is not None:
                     self._on_hello(hello)
             case ViewAnswer(ticket=ticket, views=views):
-                self._view_queries.answer(ticket, views)
+                self._view_queries.resolve(ticket, views)
             case CommandResult() as answer:
-                self._commands.answer(answer.ticket, answer)
+                self._commands.resolve(answer.ticket, answer)
             case other:
                 raise FrameError(f"unexpected frame from the engine: {type(other).__name__}")
 

@@ -72,10 +72,11 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontView:
-    """The front's view of a request that it has not removed yet. Times are monotonic seconds.
+    """The front's view of a request that it has not removed yet. Times are seconds on the monotonic
+    clock.
 
-    `keys` are the engine's keys of its outputs. `history` has each phase, a value of `SegmentKind`,
-    with its start.
+    `keys` identify the outputs of the request in the engine. `history` has each phase, a value of
+    `SegmentKind`, with its start.
     """
 
     front_id: int

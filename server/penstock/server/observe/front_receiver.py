@@ -62,7 +62,7 @@ class _Front:
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:
-            self.view_queries.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
+            self.view_queries.resolve(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
     def send_command(self, action: Action) -> "asyncio.Future[CommandResult]":
         """Send a command; return the future of its result."""
@@ -205,7 +205,7 @@ class FrontReceiver:
             case LiveAnswer() as answer:
                 front.add_live_answer(answer)
             case CommandResult() as answer:
-                front.commands.answer(answer.ticket, answer)
+                front.commands.resolve(answer.ticket, answer)
             case other:
                 raise FrameError(f"unexpected frame from a front: {type(other).__name__}")
 

@@ -81,7 +81,7 @@ class TraceParent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The options of a request that traces include. None: not set."""
+    """The options of a request that traces include. None means that an option is not set."""
 
     is_chat: bool = False
     is_stream: bool = True

@@ -49,8 +49,8 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
     """Parse a `traceparent` header; return None if it is malformed.
 
     For versions after 00, only the fields of version 00 are read, as the specification requires. A
-    `trace_state` that is not printable ASCII is dropped. One of more than MAX_TRACE_STATE_CHARS
-    characters loses its last members.
+    `trace_state` that is not printable ASCII is dropped. If it has more than MAX_TRACE_STATE_CHARS
+    characters, its last members are dropped.
     """
     text = _text_of(value)
     head = text[:_VERSION_0_CHARS]

@@ -89,7 +89,8 @@ def die_with_parent() -> None:
 
 
 class ChildControl:
-    """The child's end of the connection, from the inherited descriptor.
+    """The child's end of the connection to the supervisor, from the inherited descriptor
+    `control_fd`.
 
     The constructor makes this process ignore SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, so create this
     object first.
@@ -119,7 +120,7 @@ class ChildControl:
         """Wait for the encoded launch parameters, which the supervisor sends first, and return
         them.
 
-        Terminates the process if the connection ends before they arrive.
+        Terminates the process if the connection ends, or a frame is invalid, before they arrive.
         """
         with contextlib.suppress(OSError, FrameError):
             for first, *rest in self._received():

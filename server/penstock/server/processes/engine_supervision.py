@@ -93,7 +93,7 @@ class FlightMemory:
 
 
 class EngineSupervision:
-    """Supervises one engine. `spawn_context` is called at each start."""
+    """Supervises one engine. `spawn_context` returns the resources for each start."""
 
     def __init__(
         self,

@@ -233,7 +233,7 @@ def allow_many_descriptors() -> int:
 class FrontReporter:
     """Reports the state and the requests of a front to the observer, whose socket is at `path`.
 
-    The server, which is created before `start`, gets the `recorder`.
+    Pass `recorder` to the server, which must be created before `start` is called.
     """
 
     def __init__(self, path: Path, front_id: int) -> None:

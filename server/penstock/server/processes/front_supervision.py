@@ -25,8 +25,8 @@ drain."""
 
 
 class FrontSupervision:
-    """Supervises front `number`. `front_ids` yields the ids of new fronts and is shared by all
-    fronts."""
+    """Supervises one of the fronts of a service, which keeps its `number` (from 1) when its process
+    is restarted. `front_ids` yields the ids of new processes and is shared by all fronts."""
 
     def __init__(
         self,

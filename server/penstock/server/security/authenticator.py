@@ -36,9 +36,9 @@ class TenantNotListed(Exception):
 class Authenticator:
     """Authenticates callers by a policy file. `clock` returns the time of day in Unix seconds.
 
-    `has_client_certificates` is True if TLS is mutual, so that callers have certificates. Raises
-    ValueError or OSError if the policy, or its set of keys for JSON Web Tokens, is invalid at the
-    start.
+    `has_client_certificates` is True if TLS is mutual, so that callers have certificates. The
+    constructor raises ValueError or OSError if the policy, or its set of keys for JSON Web Tokens,
+    is invalid.
     """
 
     def __init__(

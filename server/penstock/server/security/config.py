@@ -11,7 +11,8 @@ from penstock.scheduler.setting import SettingError, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """Settings of authentication and TLS. Raises SettingError, which names the field."""
+    """Settings of authentication and TLS. An invalid value raises SettingError, which names the
+    field."""
 
     policy_file: Path | None = setting(
         None,

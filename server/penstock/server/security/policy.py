@@ -23,7 +23,8 @@ MAX_LEEWAY_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPolicy(TenantQuota):
-    """The rights and limits of one tenant. Raises SettingError, which names the field.
+    """The rights and limits of one tenant. An invalid value raises SettingError, which names the
+    field.
 
     `max_priority` is the maximum priority of a request in the queue, and `max_retention_level` that
     of its blocks in the prefix cache; higher values are lowered to them. `weight` is the tenant's

@@ -33,8 +33,8 @@ _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 
 
 class PolicyFile:
-    """A policy file, reloaded when it changes. Raises ValueError or OSError if it is invalid at the
-    start.
+    """A policy file, reloaded when it changes. The constructor raises ValueError or OSError if the
+    file is invalid.
 
     Args:
         is_behind_proxy: True if a proxy sends the tenant of each call. The policy must then contain

@@ -34,7 +34,7 @@ _KIND_WORDS: Mapping[Any, str] = {
 
 
 class _UnknownKey(ValueError):
-    """`key` is none of `known`; `where` is its path."""
+    """An object has a key that is not one of `known`. `where` is the path of the key."""
 
     def __init__(self, where: str, key: str, known: Iterable[str]) -> None:
         self.where, self.key, self.known = where, key, tuple(known)

@@ -120,7 +120,7 @@ def add_flags(
     parser: argparse.ArgumentParser, table: Sequence[Declared], groups: Mapping[str, str]
 ) -> None:
     """Add `--config` and a flag for each setting. `groups` maps each group to its heading.
-    `sources` parses the texts later."""
+    The module `sources` parses the texts later."""
     everyday = parser.add_argument_group("common")
     everyday.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: no file)"

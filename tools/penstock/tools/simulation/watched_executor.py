@@ -72,7 +72,7 @@ class WatchedExecutor(SimulatedExecutor):
     def _is_special(self, spec: RequestSpec) -> bool:  # noqa: ARG002
         return False
 
-    def _plain_answer(self, batch: Batch) -> StepResult:
+    def _plain_result(self, batch: Batch) -> StepResult:
         slots = batch.sampled_slots
         self._totals = batch.starts + batch.num_tokens
         return StepResult(slots=slots, tokens=self._zeros[: len(slots)], ends=self._ends(batch))

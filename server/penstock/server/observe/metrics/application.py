@@ -86,8 +86,8 @@ class MetricsAccess:
         self._authenticator = authenticator
 
     def fault(self, authorization: str | None) -> HTTPStatus | None:
-        """Return the error status for a caller with this header (None: without one); None if access
-        is permitted."""
+        """Return the error status for a caller with this Authorization header; None if access is
+        permitted. `authorization` is None if the header is missing."""
         shown = [] if authorization is None else [authorization]
         try:
             # This port does not request client certificates.

@@ -231,7 +231,8 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
 
 
 class MetricsServer:
-    """Serves the metrics and the status page. Port 0 binds any free port; see `port`.
+    """Serves the metrics and the status page. Port 0 binds any free port; `self.port`
+    is the actual port.
 
     The constructor binds the port, and raises OSError if that fails. For `status` see
     `application.Status`; it is called on threads of this server. `is_reserved` is True if this

@@ -1,7 +1,7 @@
 """Implements the operations service in the observer process.
 
-Queries other processes, with time limits. An engine or front (gRPC server process) that does not
-respond in time is left out of the list of live requests.
+Queries other processes, with time limits. If an engine or a front (gRPC server process) does not
+respond in time, the list of live requests does not contain its data.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Defines the values, which correspond to `penstock.v1.ServerStats` but do not use protobuf. Merges
 the engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue
 position), a front (gRPC server process) has requests (phase, history, backlog). A request
-that only one of them has is returned with the fields of that one. Durations are seconds; None:
+that only one of them has is returned with the fields of that one. Durations are in seconds, None if
 unknown.
 """
 

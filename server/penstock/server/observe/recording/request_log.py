@@ -107,7 +107,8 @@ class RequestLog:
         """Remove and return the ended requests in order of arrival, up to the first request that is
         still live.
 
-        If more than `max_num_held` requests wait, a live one is left out instead.
+        If more than `max_num_held` requests are stored, the earliest live ones are left out of the
+        trace, so that they do not hold back later requests.
         """
         ready: list[TraceRequest] = []
         order = self._order
