@@ -49,7 +49,7 @@ _MIN_PROBES = 200
 class Attack:
     """The result of one attack: latencies of the probe's calls, CPU time and memory of the front.
 
-    `peak_mib`: largest resident memory seen during the attack. `growth_mib`: memory after the
+    `peak_mib`: largest resident memory measured during the attack. `growth_mib`: memory after the
     attack less that before all attacks.
     """
 
@@ -104,22 +104,24 @@ class Probe:
                 self.seconds.append(time.perf_counter() - began_s)
 
 
-def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Attack:
-    """Repeat the attack for `s` seconds and until the probe has made `_MIN_PROBES` calls, at most
-    `_TIMEOUT_S` seconds longer; return the results. `floor_mib`: resident memory before all
-    attacks.
+def run_attack(
+    name: str, address: str, front: psutil.Process, baseline_mib: float, duration_s: float
+) -> Attack:
+    """Repeat the attack for `duration_s` seconds and until the probe has made `_MIN_PROBES` calls,
+    at most `_TIMEOUT_S` seconds longer; return the results. `baseline_mib`: resident memory before
+    all attacks.
     """
     before_s = cpu_s(front.pid)
     num, peak_mib = 0, 0.0
     with Probe(address) as probe:
-        until_s = time.monotonic() + s
+        until_s = time.monotonic() + duration_s
         while (left_s := until_s - time.monotonic()) > 0 or (
             len(probe.seconds) < _MIN_PROBES and left_s > -_TIMEOUT_S
         ):
-            _program("chaos.attacks", name, address)
+            _run_module("chaos.attacks", name, address)
             peak_mib = max(peak_mib, _rss_mib(front))
             num += 1
-    growth_mib = _settled_growth_mib(front, floor_mib)
+    growth_mib = _settled_growth_mib(front, baseline_mib)
     found = Attack(
         attack=name,
         num_attacks=num,
@@ -136,16 +138,18 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
     return found
 
 
-def _settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
-    """Return the memory growth over `floor_mib`, after up to 10 s for the front to free memory."""
+def _settled_growth_mib(front: psutil.Process, baseline_mib: float) -> float:
+    """Return the memory growth over `baseline_mib`, MiB, after up to 10 s for the front to free
+    memory.
+    """
     for _ in range(20):
-        if _rss_mib(front) - floor_mib <= MAX_GROWTH_MIB:
+        if _rss_mib(front) - baseline_mib <= MAX_GROWTH_MIB:
             break
         time.sleep(0.5)
-    return _rss_mib(front) - floor_mib
+    return _rss_mib(front) - baseline_mib
 
 
-def _program(module: str, *args: str) -> str:
+def _run_module(module: str, *args: str) -> str:
     path = os.pathsep.join((str(_TESTS), *sys.path))
     done = subprocess.run(
         [sys.executable, "-m", module, *args],
@@ -199,16 +203,16 @@ def measure(options: Namespace) -> Outcome:
         pids = [serving.pids(role) for role in ("front", "engine")]
         address, front = serving.address, psutil.Process(pids[0][0])
         # Warm-up, for memory that a front allocates only once.
-        _program("chaos.attacks", "rapid_reset", address)
+        _run_module("chaos.attacks", "rapid_reset", address)
         with Probe(address) as probe:
             while len(probe.seconds) < 100:
                 time.sleep(0.05)
-        floor_mib = _rss_mib(front)
+        baseline_mib = _rss_mib(front)
         duration_s = 20.0 if options.full else 3.0
-        found = [attacked(name, address, front, floor_mib, duration_s) for name in ATTACKS]
+        found = [run_attack(name, address, front, baseline_mib, duration_s) for name in ATTACKS]
         num_calls = MALFORMED if options.full else MALFORMED // 20
         with Probe(address) as probe:
-            ends: dict[str, Any] = json.loads(_program("fuzz.wire", address, str(num_calls)))
+            ends: dict[str, Any] = json.loads(_run_module("fuzz.wire", address, str(num_calls)))
         leaked = asyncio.run(used_blocks(serving.operations))
         num_new = sum(
             serving.pids(role) != old for role, old in zip(("front", "engine"), pids, strict=True)

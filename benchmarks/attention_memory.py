@@ -125,7 +125,7 @@ def measured(name: str) -> Measured:
     return Measured(name=name, peak_mib=(peak - idle) / 1024, seconds=seconds)
 
 
-def measure_apart(name: str) -> Measured:
+def measure_in_process(name: str) -> Measured:
     """Run one measurement in a new process, because the peak resident size of a process never
     decreases; return the result.
     """
@@ -137,7 +137,7 @@ def measure_apart(name: str) -> Measured:
 def measure(options: Namespace) -> Outcome:
     """Measure all models with `--full`, otherwise the three small ones."""
     names = tuple(SHAPES) if options.full else _QUICK
-    found = [measure_apart(name) for name in names]
+    found = [measure_in_process(name) for name in names]
     title = f"A prompt of {CONTEXT} tokens in chunks of {CHUNK}, one layer, bfloat16"
     print_rows(f"{title}; peak above idle", found)
     return found, [

@@ -99,9 +99,9 @@ class EngineConnection:
             for body in frames.feed(data):
                 updates = decode(body)
                 if isinstance(updates, StepEvents):
-                    self._hand_out(updates)
+                    self._distribute(updates)
 
-    def _hand_out(self, updates: StepEvents) -> None:
+    def _distribute(self, updates: StepEvents) -> None:
         for key, token in zip(updates.keys.tolist(), updates.tokens.tolist(), strict=True):
             self._queues[key].put(token)
         for end in updates.ends:

@@ -2,7 +2,8 @@
 
     async MODE ADDRESS CONCURRENCY SECONDS CA    Penstock's client; MODE of MODES; CA: the PEM file
                                                  of the authority for TLS, "-" for plain text
-    blocking ADDRESS CONCURRENCY SECONDS         a thread and a blocking call for each request
+    blocking ADDRESS CONCURRENCY SECONDS         CONCURRENCY threads, each with one blocking call at
+                                                 a time
 
 Each measures for SECONDS after a warm-up of a quarter of that time, and prints one line of JSON:
 the figures of the requests that ended after the warm-up. The CPU time and the number of requests

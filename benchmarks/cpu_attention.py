@@ -103,7 +103,9 @@ class Layers:
         ).bfloat16()
         self._scoring = Scoring(scaling=shape.head_dim**-0.5)
         names = [PLAIN, *filter(native.is_supported, native.INSTRUCTION_SETS)]
-        self.ways = {name: PagedAttention(self._pages, kernels=load(name)) for name in names}
+        self.implementations = {
+            name: PagedAttention(self._pages, kernels=load(name)) for name in names
+        }
         element_bytes = self._pages.dtype.itemsize
         elements = 2 * shape.num_heads * shape.head_dim * int((starts + counts).sum())
         self.num_bytes = NUM_LAYERS * elements * element_bytes
@@ -112,7 +114,7 @@ class Layers:
         """Return the thread's CPU time for one step, seconds, including the preparation of
         inputs.
         """
-        attention, start = self.ways[name], time.thread_time()
+        attention, start = self.implementations[name], time.thread_time()
         step = StepInputs(self._batch, self._pages, num_embeddings=10, overhead_blocks=170.0)
         for layer in range(NUM_LAYERS):
             attention.attend(layer, step, self._query, self._key, self._value, self._scoring)
@@ -124,7 +126,7 @@ def measured(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
     values that a step reads.
     """
     layers = Layers(shape)
-    times: dict[str, list[float]] = {name: [] for name in layers.ways}
+    times: dict[str, list[float]] = {name: [] for name in layers.implementations}
     for _ in range(rounds + 1):
         for name, taken in times.items():
             taken.append(layers.seconds(name))

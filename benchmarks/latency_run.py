@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_plants import Plant
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
@@ -22,6 +21,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
+from simulated_machines import Machine
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
@@ -35,10 +35,10 @@ _NUM_BACKLOG = 8
 _SEED = 11
 
 
-class PlantExecutor(SimulatedExecutor):
-    """The simulated executor with the step times of a plant."""
+class MachineExecutor(SimulatedExecutor):
+    """The simulated executor with the step times of a simulated machine."""
 
-    def __init__(self, plant: Plant, clock: VirtualClock, duration_s: float) -> None:
+    def __init__(self, machine: Machine, clock: VirtualClock, duration_s: float) -> None:
         super().__init__(
             ExecutorConfig(
                 kind=ExecutorKind.SIMULATED,
@@ -50,23 +50,23 @@ class PlantExecutor(SimulatedExecutor):
             ),
             pacer=clock,
         )
-        self._plant = plant
+        self._machine = machine
         self._now = clock
         self._duration_s = duration_s
         self._random = np.random.default_rng(_SEED)
 
     def _cost_s(self, batch: Batch) -> float:
         share = self._now() / self._duration_s
-        return self._plant.true_s(measure_of(batch, 0.0), share, self._random)
+        return self._machine.true_s(measure_of(batch, 0.0), share, self._random)
 
 
 class _Traffic:
-    """Keeps the number of decoding requests at the plant's load, and the queue filled with
+    """Keeps the number of decoding requests at the machine's load, and the queue filled with
     prompts.
     """
 
-    def __init__(self, plant: Plant, engine: Engine) -> None:
-        self._load = plant.load
+    def __init__(self, machine: Machine, engine: Engine) -> None:
+        self._load = machine.load
         self._engine = engine
         self._random = np.random.default_rng(_SEED)
         self._tokens: NDArray[np.int32] = self._random.integers(
@@ -77,7 +77,7 @@ class _Traffic:
         self._prompts: set[int] = set()
         self._last_s: dict[int, float] = {}
 
-    def follow(self, share: float) -> None:
+    def match_load(self, share: float) -> None:
         """Submit and cancel requests to match the load after this share of the run."""
         wanted = self._load.wanted(share)
         while len(self._decoding) > wanted:
@@ -171,7 +171,7 @@ class Run:
         return float(self.num_prefill[is_counted].sum() / self.step_s[is_counted].sum())
 
 
-def turns(values: NDArray[np.int64]) -> int:
+def direction_changes(values: NDArray[np.int64]) -> int:
     """Count the direction changes of a sequence; equal neighbours are ignored."""
     moves = np.sign(np.diff(values))
     directions = moves[moves != 0].tolist()
@@ -209,20 +209,20 @@ class _Steps:
             )
 
 
-def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
-    """Run the plant for `duration_s` seconds of virtual time; return its steps."""
+def run_machine(machine: Machine, config: SchedulerConfig, duration_s: float) -> Run:
+    """Run the engine on the machine for `duration_s` seconds of virtual time; return its steps."""
     clock = VirtualClock()
     steps = _Steps()
     measures = steps.measures
-    engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, steps)
-    traffic = _Traffic(plant, engine)
+    engine = Engine(MachineExecutor(machine, clock, duration_s), config, clock, steps)
+    traffic = _Traffic(machine, engine)
     sizing = engine.sizing
     at_s: list[float] = []
     limits: list[tuple[int, int, bool]] = []
     itl_s: list[float] = []
     itl_at_s: list[float] = []
     while clock() < duration_s:
-        traffic.follow(clock() / duration_s)
+        traffic.match_load(clock() / duration_s)
         events = engine.step()
         latencies_s = traffic.note(events)
         itl_s += latencies_s

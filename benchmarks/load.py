@@ -28,7 +28,7 @@ class Due(Protocol):
     def at_s(self) -> float: ...
 
 
-_Ask = TypeVar("_Ask", bound=Due)
+_Request = TypeVar("_Request", bound=Due)
 _Seen = TypeVar("_Seen")
 
 
@@ -99,21 +99,23 @@ def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
 
 
 async def open_loop(
-    asks: Sequence[_Ask], send: Callable[[_Ask], Awaitable[_Seen]], limit_s: float = TIMEOUT_S
+    requests: Sequence[_Request],
+    send: Callable[[_Request], Awaitable[_Seen]],
+    limit_s: float = TIMEOUT_S,
 ) -> list[_Seen]:
     """Send each request at its time, regardless of earlier responses; return the results in the
-    order of `asks`. Raises TimeoutError if a request has not ended `limit_s` after the last was
+    order of `requests`. Raises TimeoutError if a request has not ended `limit_s` after the last was
     sent.
     """
     start_s = time.perf_counter() + 0.05
-    last_s = max((ask.at_s for ask in asks), default=0.0)
+    last_s = max((request.at_s for request in requests), default=0.0)
 
-    async def one(ask: _Ask) -> _Seen:
-        await asyncio.sleep(start_s + ask.at_s - time.perf_counter())
-        return await send(ask)
+    async def one(request: _Request) -> _Seen:
+        await asyncio.sleep(start_s + request.at_s - time.perf_counter())
+        return await send(request)
 
     async with asyncio.timeout(last_s + limit_s):
-        return list(await asyncio.gather(*map(one, asks)))
+        return list(await asyncio.gather(*map(one, requests)))
 
 
 async def closed_loop(
@@ -138,31 +140,31 @@ def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable
     """Return a function that sends a request over `client` with these generation options."""
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 
-    async def send(ask: LoadRequest) -> RequestOutcome:
-        named: dict[str, Any] = {"request_id": ask.name} if ask.name else {}
+    async def send(request: LoadRequest) -> RequestOutcome:
+        named: dict[str, Any] = {"request_id": request.name} if request.name else {}
         events = client.generate(
-            TokenPrompt(ids=ask.ids),
-            max_tokens=ask.num_tokens,
-            metadata=((TENANT_KEY, ask.tenant),) if ask.tenant else (),
+            TokenPrompt(ids=request.ids),
+            max_tokens=request.num_tokens,
+            metadata=((TENANT_KEY, request.tenant),) if request.tenant else (),
             **named,
             **given,
         )
-        return await read(events, ask)
+        return await read(events, request)
 
     return send
 
 
-async def read(events: AsyncGenerator[Event], ask: LoadRequest) -> RequestOutcome:
+async def read(events: AsyncGenerator[Event], request: LoadRequest) -> RequestOutcome:
     """Read the events of a request that is sent now; return its result."""
     sent_s = time.perf_counter()
-    seen = RequestOutcome(name=ask.name)
+    seen = RequestOutcome(name=request.name)
     try:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Tokens) and event.num_tokens:
                     seen.messages.append((time.perf_counter() - sent_s, event.num_tokens))
-                    if ask.read_s:
-                        await asyncio.sleep(ask.read_s * event.num_tokens)
+                    if request.read_s:
+                        await asyncio.sleep(request.read_s * event.num_tokens)
                 elif isinstance(event, Finished):
                     seen.queue_s = event.timings.queue_s
                     seen.served_ttft_s = event.timings.ttft_s or 0.0

@@ -73,8 +73,8 @@ class TickReader:
         self._header[0] = is_on
 
     def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
-        """Return the lateness, ms, [n] of the ticks that were due in this period of the monotonic
-        clock.
+        """Return the lateness, ms, float64 [n] of the ticks that were due in this period of the
+        monotonic clock.
         """
         lags: NDArray[np.float64] = self._between(start_s, end_s)[:, 1] * 1e3
         return lags

@@ -97,7 +97,7 @@ async def offer_load(address: str, rate_per_s: float, duration_s: float) -> Leve
     request has ended.
     """
     times_s = arrivals_s(rate_per_s, duration_s, seed=int(rate_per_s * 1000))
-    asks = [LoadRequest(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]
+    requests = [LoadRequest(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]
     probe = Probe()
     async with (
         Client(address, retry=NO_RETRY) as client,
@@ -107,7 +107,7 @@ async def offer_load(address: str, rate_per_s: float, duration_s: float) -> Leve
         await client.health(deadline_s=_TIMEOUT_S)
         begun_s = time.perf_counter()
         probing = asyncio.create_task(probe.run(aside))
-        seen = await open_loop(asks, sending(client))
+        seen = await open_loop(requests, sending(client))
         probing.cancel()
     return level_of(rate_per_s / PEAK_PER_S, begun_s, seen, probe, duration_s)
 

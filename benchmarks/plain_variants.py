@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cached_traffic import cached_traffic
-from latency_plants import PLANTS, Plant
-from latency_run import drive, turns
+from latency_run import direction_changes, run_machine
 from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler import hit_density, latency_target, step_sizing, waiting_queue
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
@@ -46,20 +45,21 @@ from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from report import Check, Outcome, arguments, at_least, at_most, print_rows, progress, run_parts
 from scheduler_step import Requests
+from simulated_machines import MACHINES, Machine
 
 _RIDGE = 1e-3
 _NUM_WAITING = (1000, 10_000)
 _CACHE_TOKENS = (1_000_000, 2_000_000)
 """Sizes of the cache for the trace, tokens."""
-_MADE_UP_CASES = (
+_SYNTHETIC_CASES = (
     ("conversations", 500_000),
     ("conversations", 1_000_000),
     ("system prompts", 500_000),
     ("documents", 500_000),
 )
-_MADE_UP_REQUESTS = (3000, 10_000)
+_SYNTHETIC_REQUESTS = (3000, 10_000)
 """Numbers of synthetic requests in the quick run and in the full run."""
-_MADE_UP_RATE_PER_S = 5.0
+_SYNTHETIC_RATE_PER_S = 5.0
 _BLOCK_SIZE = 32
 _QUICK_END_S = 600.0
 _LOAD = 0.3
@@ -277,23 +277,23 @@ class FitRow:
     target, and direction changes of the step budget.
     """
 
-    plant: str
+    machine: str
     fit: str
     prefill_per_s: float
     p99_ratio: float
     num_turns: int
 
 
-def fit_row(plant: Plant, fit: str, duration_s: float) -> FitRow:
+def fit_row(machine: Machine, fit: str, duration_s: float) -> FitRow:
     """Run a machine with the scheduler's classes, or with the variant `fit`; return the results."""
     use(None if fit == _RECURSIVE else fit)
-    run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
+    run = run_machine(machine, SchedulerConfig(target_itl_s=machine.target_s), duration_s)
     return FitRow(
-        plant=plant.name,
+        machine=machine.name,
         fit=fit,
         prefill_per_s=run.prefill_per_s,
-        p99_ratio=run.itl_percentile_s(99.0) / plant.target_s,
-        num_turns=sum(turns(run.budget[run.within(*span)]) for span in plant.steady),
+        p99_ratio=run.itl_percentile_s(99.0) / machine.target_s,
+        num_turns=sum(direction_changes(run.budget[run.within(*span)]) for span in machine.steady),
     )
 
 
@@ -357,10 +357,10 @@ def hit_percent(
 
 def steps(options: Namespace) -> Outcome:
     """Compare step fitting and damping on the simulated machines."""
-    plants = [one for one in PLANTS if not options.plant or one.name in options.plant]
+    machines = [one for one in MACHINES if not options.machine or one.name in options.machine]
     rows = [
-        fit_row(plant, fit, options.duration_s)
-        for plant in plants
+        fit_row(machine, fit, options.duration_s)
+        for machine in machines
         for fit in (_RECURSIVE, *_STEP_VARIANTS)
     ]
     print_rows(f"Step fitting and damping, {options.duration_s:.0f} virtual seconds", rows)
@@ -387,10 +387,10 @@ def sums(_: Namespace) -> Outcome:
 
 def eviction(options: Namespace) -> Outcome:
     """Compare eviction orders on synthetic traffic, and on a trace if one is given."""
-    num_requests = _MADE_UP_REQUESTS[options.full]
+    num_requests = _SYNTHETIC_REQUESTS[options.full]
     cases = [
-        (kind, cached_traffic(kind, num_requests, _MADE_UP_RATE_PER_S), num_tokens)
-        for kind, num_tokens in _MADE_UP_CASES
+        (kind, cached_traffic(kind, num_requests, _SYNTHETIC_RATE_PER_S), num_tokens)
+        for kind, num_tokens in _SYNTHETIC_CASES
     ]
     if options.trace is not None:
         end_s = TransformConfig().end_s if options.full else _QUICK_END_S
@@ -426,8 +426,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="with prefix ids, for eviction")
     parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
-    names = [plant.name for plant in PLANTS]
-    parser.add_argument("--plant", action="append", choices=names, help="only this machine")
+    names = [machine.name for machine in MACHINES]
+    parser.add_argument("--machine", action="append", choices=names, help="only this machine")
     run_parts(parser, {"steps": steps, "sums": sums, "eviction": eviction})
 
 

@@ -46,8 +46,9 @@ def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: Good
 
 
 def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> float:
-    """Return a scale for loads: the load that keeps the server busy with full batches and without
-    prefix reuse. Raises RunFailed if the cost model or the trace has no duration.
+    """Return a scale for loads: the multiple of the trace's load that keeps the server busy with
+    full batches and without prefix reuse. Raises RunFailed if the cost model or the trace has no
+    duration.
     """
     prompts = np.array([request.num_prompt_tokens for request in trace], dtype=np.float64)
     outputs = np.array([request.num_output_tokens for request in trace], dtype=np.float64)

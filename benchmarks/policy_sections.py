@@ -20,7 +20,7 @@ from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, 
 from penstock.tools.simulation.summary import Summary
 from penstock.tools.simulation.transform import TransformConfig
 from penstock.tools.targets import Targets
-from policy_sweep import Traffic, Trial, TrialResult, whole
+from policy_sweep import Traffic, Trial, TrialResult, unchanged
 
 DEADLINE_KINDS = ("first token", "whole")
 LOADS = (0.3, 0.6, 0.8, 1.0, 1.2, 1.5)
@@ -86,7 +86,7 @@ class Bench:
         contender: Contender,
         load: float,
         *,
-        traffic: Traffic = whole,
+        traffic: Traffic = unchanged,
         base: SimulationConfig | None = None,
         ttft_deadline_s: float | None = None,
         deadline_s: float = math.inf,
@@ -264,7 +264,7 @@ def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 def neighbour(bench: Bench) -> Section:
     """Return the section with a tenant at a tenth of the capacity, alone and next to a flood of ten
-    times the capacity. In p99 a request without a token counts as infinite.
+    times the capacity. In the p99 TTFT, a request without a token counts as infinite.
     """
 
     def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:

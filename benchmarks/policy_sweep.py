@@ -26,7 +26,7 @@ other processes call it.
 """
 
 
-def whole(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+def unchanged(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """Return the trace unchanged."""
     return trace
 
@@ -39,7 +39,7 @@ class Trial:
 
     name: str
     config: SimulationConfig
-    traffic: Traffic = whole
+    traffic: Traffic = unchanged
     transform: TransformConfig = field(default_factory=TransformConfig)
 
 

@@ -122,12 +122,12 @@ async def measured(port: int, side: str, load: str, window_s: float) -> VariantR
     includes the warm-up.
     """
     found: list[RequestOutcome] = []
-    ask = LoadRequest(num_tokens=NUM_TOKENS[load])
+    request = LoadRequest(num_tokens=NUM_TOKENS[load])
     async with Client(f"127.0.0.1:{port}", retry=NO_RETRY) as client:
         send = sending(client)
 
         async def call(_: int) -> None:
-            found.append(await send(ask))
+            found.append(await send(request))
 
         begin_s = time.perf_counter() + _WARM_S
         await closed_loop(call, NUM_STREAMS, _WARM_S + window_s)
@@ -150,7 +150,7 @@ async def measured(port: int, side: str, load: str, window_s: float) -> VariantR
     )
 
 
-def side_of(side: str, load: str, window_s: float) -> VariantResult:
+def run_side(side: str, load: str, window_s: float) -> VariantResult:
     """Start one side, run the load once, and return the results."""
     if side == NATIVE:
         with service(*options(load)) as serving:
@@ -163,7 +163,7 @@ def measure(given: Namespace) -> Outcome:
     """Run several rounds of both sides under both loads."""
     num_rounds, window_s = (5, 20.0) if given.full else (1, 6.0)
     runs = [
-        side_of(side, load, window_s)
+        run_side(side, load, window_s)
         for load in STEP_MS
         for _ in range(num_rounds)
         for side in (NATIVE, RAY)

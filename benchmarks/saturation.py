@@ -91,7 +91,7 @@ def _name_in(before: Path, option: str) -> str:
     return option if is_there else "--foresee-deadlines"
 
 
-def turn(side: str, service: Service, seed: int, window_s: float) -> RunResult:
+def run_variant(side: str, service: Service, seed: int, window_s: float) -> RunResult:
     """Run one closed loop; return the results. Raises RunFailed."""
     load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
     times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
@@ -124,22 +124,20 @@ def measure(options: Namespace) -> Outcome:
     num_rounds, window_s = (7, 8.0) if options.full else (3, 4.0)
     with services(options.before) as sides:
         rounds = [
-            [turn(name, side, number, window_s) for name, side in sides.items()]
+            [run_variant(name, side, number, window_s) for name, side in sides.items()]
             for number in range(num_rounds + 1)
         ]
-    turns = [one for each in rounds[1:] for one in each]
-    print_rows(
-        f"One front, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each", medians(turns, "side")
-    )
+    runs = [one for each in rounds[1:] for one in each]
+    print_rows(f"One front, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each", medians(runs, "side"))
     untraced, traced, before = (
-        [one for one in turns if one.side == side] for side in (UNTRACED, TRACED, BEFORE)
+        [one for one in runs if one.side == side] for side in (UNTRACED, TRACED, BEFORE)
     )
     name = "traced over untraced, requests/s"
     checks = [at_least(name, over(traced, untraced, "per_s"), MIN_TRACED, "x")]
     if before:
         name = "untraced over before, requests/s"
         checks.append(at_least(name, over(untraced, before, "per_s"), MIN_OVER_BEFORE, "x"))
-    return turns, checks
+    return runs, checks
 
 
 def main() -> None:

@@ -184,9 +184,9 @@ class Bench:
         """
         gc.collect()
         gc.freeze()
-        turns = [turn for _ in range(num_steps) if (turn := self.step()) is not None]
+        found = [self.step() for _ in range(num_steps)]
         gc.unfreeze()
-        return turns
+        return [one for one in found if one is not None]
 
 
 def decode(num_running: int, num_steps: int, depth: int) -> list[StepTimes]:
@@ -203,7 +203,7 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepTimes]
     prefill chunks and ends; return the measured steps.
     """
     bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
-    turns: list[StepTimes] = []
+    measurements: list[StepTimes] = []
 
     def arrive(count: int) -> None:
         for _ in range(count):
@@ -213,15 +213,15 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[StepTimes]
     arrive(num_running)
     for step in range(300 + num_steps):
         if step == 300:
-            turns.clear()
+            measurements.clear()
             gc.collect()
             gc.freeze()
-        turn = bench.step()
-        if turn is not None:
-            turns.append(turn)
-            arrive(turn.num_ended)
+        measurement = bench.step()
+        if measurement is not None:
+            measurements.append(measurement)
+            arrive(measurement.num_ended)
     gc.unfreeze()
-    return turns
+    return measurements
 
 
 def queues(
@@ -243,29 +243,36 @@ def queues(
         if step == 300:
             gc.collect()
             gc.freeze()
-        for bench, requests, turns in loops:
-            turn = bench.step()
-            if turn is None:
+        for bench, requests, measurements in loops:
+            measurement = bench.step()
+            if measurement is None:
                 continue
             if step >= 300:
-                turns.append(turn)
-            for _ in range(turn.num_ended):
+                measurements.append(measurement)
+            for _ in range(measurement.num_ended):
                 bench.engine.submit_at((requests.make_any(),), 0.0)
     gc.unfreeze()
-    return {case: turns for case, (_, _, turns) in zip(cases, loops, strict=True)}
+    return {case: measurements for case, (_, _, measurements) in zip(cases, loops, strict=True)}
 
 
-def step_us(turns: list[StepTimes]) -> dict[str, float]:
+def step_us(measurements: list[StepTimes]) -> dict[str, float]:
     """Return the figures of a step: times in microseconds, numbers of tokens and of ends."""
-    total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
+    total_us = (
+        np.array([measurement.schedule_ns + measurement.update_ns for measurement in measurements])
+        / 1e3
+    )
     return {
-        "schedule_us_p50": float(np.median([turn.schedule_ns for turn in turns])) / 1e3,
-        "update_us_p50": float(np.median([turn.update_ns for turn in turns])) / 1e3,
+        "schedule_us_p50": float(
+            np.median([measurement.schedule_ns for measurement in measurements])
+        )
+        / 1e3,
+        "update_us_p50": float(np.median([measurement.update_ns for measurement in measurements]))
+        / 1e3,
         "total_us_p50": float(np.median(total_us)),
         "total_us_mean": float(total_us.mean()),
         "total_us_p99": float(np.percentile(total_us, 99)),
-        "tokens_per_step": float(np.mean([turn.num_tokens for turn in turns])),
-        "ends_per_step": float(np.mean([turn.num_ended for turn in turns])),
+        "tokens_per_step": float(np.mean([measurement.num_tokens for measurement in measurements])),
+        "ends_per_step": float(np.mean([measurement.num_ended for measurement in measurements])),
     }
 
 
@@ -273,7 +280,7 @@ def measure_order(num_steps: int) -> Outcome:
     """Measure the cost of the fair order, and the effect of a long queue on it."""
     fair, fcfs = SchedulingOrder.FAIR, SchedulingOrder.FCFS
     cases = [(fcfs, 1000), (fair, 1000), (fair, 100), (fair, 10_000)]
-    found = {case: step_us(turns) for case, turns in queues(cases, num_steps).items()}
+    found = {case: step_us(measurements) for case, measurements in queues(cases, num_steps).items()}
     rows = [
         {"order": order.value, "waiting": num_waiting, **found[order, num_waiting]}
         for order, num_waiting in cases

@@ -70,11 +70,11 @@ async def served(
 
 
 async def _single_ttfts_ms(address: str, load: Load) -> list[float]:
-    asks = _requests(replace(load, num_new=4), _NUM_SINGLES, seed=0)
+    requests = _requests(replace(load, num_new=4), _NUM_SINGLES, seed=0)
     async with Client(address) as client:
         await client.health(deadline_s=30)
         send = sending(client, temperature=TEMPERATURE, deadline_s=_LIMIT_S)
-        seen = [await send(ask) for ask in asks]
+        seen = [await send(request) for request in requests]
     return [one.ttft_s * 1e3 for one in seen if one.ttft_s is not None]
 
 
@@ -171,12 +171,12 @@ async def _read(
     """Read streams that start together; return TTFTs, times between messages and duration, in
     seconds, and the number of tokens.
     """
-    asks = _requests(load, num_streams, seed)
+    requests = _requests(load, num_streams, seed)
     async with Client(address) as client:
         await client.health(deadline_s=30)
         await asyncio.sleep(max(0.0, start_at - time.time()))
         send = sending(client, temperature=TEMPERATURE, deadline_s=_LIMIT_S)
-        seen = await open_loop(asks, send, _LIMIT_S)
+        seen = await open_loop(requests, send, _LIMIT_S)
         # From the first request on, because the loop prepares all requests before it.
         start_s = min(one.ended_s - one.total_s for one in seen)
         elapsed_s = max(one.ended_s for one in seen) - start_s

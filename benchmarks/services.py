@@ -97,16 +97,16 @@ class Service:
                     found.append(child.pid)
         return found
 
-    def until_ready(self, role: str, count: int) -> Ready:
+    def wait_until_ready(self, role: str, count: int) -> Ready:
         """Wait until `count` processes of `role` have become ready since the start; return the last
         of these. Raises RunFailed after a minute.
         """
-        self._until(lambda: len(self.up[role]) >= count, f"{role} number {count}")
+        self._wait_until(lambda: len(self.up[role]) >= count, f"{role} number {count}")
         return self.up[role][count - 1]
 
-    def until_printed(self, *places: str) -> None:
+    def wait_until_printed(self, *places: str) -> None:
         """Wait until the service has printed these addresses. Raises RunFailed."""
-        self._until(lambda: self._places.keys() >= set(places), "the service")
+        self._wait_until(lambda: self._places.keys() >= set(places), "the service")
 
     def total(self, name: str) -> float:
         """Return the sum of a metric over all labels."""
@@ -118,9 +118,9 @@ class Service:
     def end(self) -> int | None:
         """Send SIGTERM and wait; return the exit code, None if the process had to be killed."""
         self.process.send_signal(signal.SIGTERM)
-        return self.ended()
+        return self.wait_for_exit()
 
-    def ended(self) -> int | None:
+    def wait_for_exit(self) -> int | None:
         """Wait for the exit; return the exit code, None if the process had to be killed."""
         try:
             code: int | None = self.process.wait(TIMEOUT_S)
@@ -132,10 +132,10 @@ class Service:
             reader.join(TIMEOUT_S)
         return code
 
-    def _until(self, is_so: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: is_so() or not self._num_open, timeout=TIMEOUT_S)
-        if not is_so():
+            self._changed.wait_for(lambda: condition() or not self._num_open, timeout=TIMEOUT_S)
+        if not condition():
             raise RunFailed(f"{what} did not become ready:\n" + "".join(self.log))
 
     def _read(self, stream: IO[str]) -> None:
@@ -184,7 +184,7 @@ def service(
     found = Service(started)
     extras = (("operations", has_operations), ("metrics", has_metrics))
     try:
-        found.until_printed("ready", *(name for name, is_enabled in extras if is_enabled))
+        found.wait_until_printed("ready", *(name for name, is_enabled in extras if is_enabled))
         yield found
     finally:
         if started.poll() is None:

@@ -70,7 +70,7 @@ class Part:
     steps.
     """
 
-    asks: list[LoadRequest]
+    sent: list[LoadRequest]
     seen: list[RequestOutcome]
     requests: list[TraceRequest]
     steps: slice
@@ -97,7 +97,7 @@ def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest
     outputs of 8 to 200, both lognormal."""
     random = np.random.default_rng(seed)
     prefixes = random.integers(3, VOCAB_SIZE, (4, _PREFIX_TOKENS))
-    asks: list[LoadRequest] = []
+    sent: list[LoadRequest] = []
     at_s = random.exponential(1.0 / rate_per_s)
     while at_s < duration_s:
         num_prompt = int(np.clip(random.lognormal(4.8, 0.7), 32, 500))
@@ -105,9 +105,9 @@ def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest
         if random.random() < _SHARED and num_prompt > _PREFIX_TOKENS:
             ids[:_PREFIX_TOKENS] = prefixes[random.integers(len(prefixes))]
         num_tokens = int(np.clip(random.lognormal(3.7, 0.6), 8, 200))
-        asks.append(LoadRequest(at_s=at_s, ids=tuple(ids.tolist()), num_tokens=num_tokens))
+        sent.append(LoadRequest(at_s=at_s, ids=tuple(ids.tolist()), num_tokens=num_tokens))
         at_s += random.exponential(1.0 / rate_per_s)
-    return asks
+    return sent
 
 
 class RecordedService:
@@ -119,16 +119,16 @@ class RecordedService:
         self._num_requests = 0
         self._num_steps = 0
 
-    async def part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
+    async def run_part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
         """Drive one part; return it when its recording is written."""
-        asks = poisson(rate_per_s, duration_s, seed)
-        seen = await open_loop(asks, sending(self._client))
+        sent = poisson(rate_per_s, duration_s, seed)
+        seen = await open_loop(sent, sending(self._client))
         before = self._num_requests
-        self._num_requests += len(asks)
+        self._num_requests += len(sent)
         requests = await self._recorded()
         first, self._num_steps = self._num_steps, _num_lines(self._folder / "steps.jsonl")
         steps = slice(first, self._num_steps)
-        return Part(asks=asks, seen=seen, requests=requests[before:], steps=steps)
+        return Part(sent=sent, seen=seen, requests=requests[before:], steps=steps)
 
     async def _recorded(self) -> list[TraceRequest]:
         path = self._folder / "requests.jsonl"
@@ -150,13 +150,13 @@ async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part
         recorded = RecordedService(client, folder)
         # Submit everything at once, twice: the first steps are slow; the second time shows the
         # capacity.
-        await recorded.part(200.0, 0.3, seed=1)
-        burst = await recorded.part(200.0, 0.5, seed=2)
-        capacity_per_s = len(burst.asks) / max(seen.total_s for seen in burst.seen)
+        await recorded.run_part(200.0, 0.3, seed=1)
+        burst = await recorded.run_part(200.0, 0.5, seed=2)
+        capacity_per_s = len(burst.sent) / max(seen.total_s for seen in burst.seen)
         progress(f"capacity about {capacity_per_s:.1f} requests/s")
         for number in range(num_runs):
             for load in LOADS:
-                part = await recorded.part(load * capacity_per_s, duration_s, seed=10 + number)
+                part = await recorded.run_part(load * capacity_per_s, duration_s, seed=10 + number)
                 parts.append(part)
     return parts
 
@@ -192,9 +192,9 @@ def real_figures(part: Part) -> dict[str, float]:
     """Return the figures that the clients measured."""
     seen = part.seen
     duration_s = max(
-        ask.at_s + one.total_s for ask, one in zip(part.asks, seen, strict=True)
-    ) - min(ask.at_s for ask in part.asks)
-    num_tokens = sum(ask.num_tokens for ask in part.asks)
+        request.at_s + one.total_s for request, one in zip(part.sent, seen, strict=True)
+    ) - min(request.at_s for request in part.sent)
+    num_tokens = sum(request.num_tokens for request in part.sent)
     return {
         "tokens/s": num_tokens / duration_s,
         **_percentiles("TTFT", [one.ttft_s or 0.0 for one in seen], (50, 90, 99)),

@@ -43,7 +43,7 @@ POLICIES = ("round_robin", "cache_aware")
 _TESTS = str(Path(__file__).resolve().parents[1] / "tests")
 _RETRIES = ("--retry-max-retries", "2")
 """The retry setting of docs/gateway.md."""
-_PREFILL_PRICE_S = 200e-6
+_PREFILL_TOKEN_S = 200e-6
 """Compute time of a prompt token that is not cached, seconds."""
 _NUM_BLOCKS = 640
 """Size of a worker's cache: about 10,000 tokens, while the conversations have 18,000."""
@@ -175,7 +175,7 @@ async def drain(options: Namespace) -> Outcome:
             await asyncio.sleep(5.0 if options.full else 2.0)
             await gateway.add_worker(third.address)
             first.process.send_signal(signal.SIGTERM)
-            exit_code = await asyncio.to_thread(first.ended)
+            exit_code = await asyncio.to_thread(first.wait_for_exit)
             await asyncio.sleep(5.0 if options.full else 2.0)
             is_over.set()
             await asyncio.gather(*callers)
@@ -214,7 +214,7 @@ async def prefix(_: Namespace) -> Outcome:
     """Measure the cached share of prompt tokens, and its effect on the TTFT."""
     cost = {
         "step_s": 0.005,
-        "prefill_token_s": _PREFILL_PRICE_S,
+        "prefill_token_s": _PREFILL_TOKEN_S,
         "decode_slot_s": 0.0,
         "context_token_s": 0.0,
     }

@@ -71,10 +71,10 @@ def audit(sent: Collection[SentRequest], spans: Iterable[Span], *, max_gap_ns: i
         roots = [span for span in found if span.parent_span_id == request.parent_id]
         counts["roots"] += len(roots)
         if not roots:
-            counts["missing" if request.is_answered or found else "unheard"] += 1
+            counts["missing" if request.is_answered or found else "unreached"] += 1
         counts["repeated"] += len(roots) > 1
         known = {root.span_id for root in roots}
-        counts["strange"] += sum(
+        counts["unexpected"] += sum(
             span.parent_span_id not in known and span.parent_span_id != request.parent_id
             for span in found
         )
@@ -82,22 +82,22 @@ def audit(sent: Collection[SentRequest], spans: Iterable[Span], *, max_gap_ns: i
             children = [span for span in found if span.parent_span_id == root.span_id]
             gap_ns = uncovered_ns(root, children)
             worst_ns = max(worst_ns, gap_ns)
-            counts["untiled"] += gap_ns > max_gap_ns
+            counts["uncovered"] += gap_ns > max_gap_ns
             counts["outside"] += sum(
                 child.start_time_unix_nano < root.start_time_unix_nano
                 or child.end_time_unix_nano > root.end_time_unix_nano
                 for child in children
             )
-    counts["strange"] += sum(len(spans) for spans in by_trace.values())
+    counts["unexpected"] += sum(len(spans) for spans in by_trace.values())
     return Audit(
         num_requests=len(sent),
         num_roots=counts["roots"],
         num_spans=num_spans,
-        num_unreached=counts["unheard"],
+        num_unreached=counts["unreached"],
         num_missing=counts["missing"],
         num_repeated=counts["repeated"],
-        num_unexpected=counts["strange"],
-        num_uncovered=counts["untiled"],
+        num_unexpected=counts["unexpected"],
+        num_uncovered=counts["uncovered"],
         num_outside=counts["outside"],
         worst_gap_ns=worst_ns,
         names=dict(names),

@@ -100,7 +100,7 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
     return num_requests / float(found["elapsed_s"])
 
 
-def held(num_streams: int, *, is_active: bool) -> StreamMemory:
+def measure_open_streams(num_streams: int, *, is_active: bool) -> StreamMemory:
     """Open `num_streams` concurrent streams; return their memory. `is_active`: each gets a token
     every quarter of a second, otherwise all wait. Raises RunFailed.
     """
@@ -148,7 +148,9 @@ def held(num_streams: int, *, is_active: bool) -> StreamMemory:
     )
 
 
-def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) -> MemoryGrowth:
+def measure_growth(
+    kind: str, num_requests: int, num_tokens: int, leave_after: int = 0
+) -> MemoryGrowth:
     """Run blocks of requests on one front; return the memory after each."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
@@ -174,26 +176,18 @@ def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) 
     )
 
 
-def finished(port: int, num_requests: int) -> float:
-    return churn(port, num_requests, 2)
-
-
-def left(port: int, num_requests: int) -> float:
-    return churn(port, num_requests, 48, leave_after=1)
-
-
 def measure(options: Namespace) -> Outcome:
     """Measure the open streams, then the growth."""
     native_build.load_client()
     num_requests = MIN_JUDGED_REQUESTS if options.full else 10_000
     holds = [
-        held(num_streams, is_active=is_active)
+        measure_open_streams(num_streams, is_active=is_active)
         for num_streams in STREAMS
         for is_active in (False, True)
     ]
     growths = [
-        growth("finished", num_requests, num_tokens=2),
-        growth("left", num_requests, num_tokens=48, leave_after=1),
+        measure_growth("finished", num_requests, num_tokens=2),
+        measure_growth("left", num_requests, num_tokens=48, leave_after=1),
     ]
     print_rows("Open streams", holds)
     print_rows(

@@ -48,17 +48,17 @@ class CountedEngine(Engine):
     """An engine that counts its steps and records when the blocks of a cancelled request were
     freed.
 
-    `asked`: by request key, the number of steps that had run when its front process reported the
-    cancel. `freed`: by request id, the number of steps from then until its blocks were freed, and
-    the time.
+    `steps_at_cancel`: by request key, the number of steps that had run when its front process
+    reported the cancel. `freed`: by request id, the number of steps from then until its blocks were
+    freed, and the time.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_turns = 0
-        self.asked: dict[int, int] = {}
+        self.num_steps = 0
+        self.steps_at_cancel: dict[int, int] = {}
         self.freed: dict[str, tuple[int, float]] = {}
-        self._leaving: dict[int, str] = {}
+        self._cancelled: dict[int, str] = {}
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Cancel a request, and record it to detect when its blocks are freed. Returns whether the
@@ -66,22 +66,22 @@ class CountedEngine(Engine):
         """
         request = self.requests.get(key)
         if request is not None:
-            self._leaving[key] = request.spec.request_id
+            self._cancelled[key] = request.spec.request_id
         is_known = super().cancel(key, reason)
-        self._look()
+        self._record_freed()
         return is_known
 
     def step(self) -> StepEvents:
         events = super().step()
-        self.num_turns += 1
-        self._look()
+        self.num_steps += 1
+        self._record_freed()
         return events
 
-    def _look(self) -> None:
-        for key in tuple(self._leaving):
+    def _record_freed(self) -> None:
+        for key in tuple(self._cancelled):
             if key not in self.arrays.key:
-                num_steps = self.num_turns - self.asked.pop(key, self.num_turns)
-                self.freed[self._leaving.pop(key)] = (num_steps, time.monotonic())
+                num_steps = self.num_steps - self.steps_at_cancel.pop(key, self.num_steps)
+                self.freed[self._cancelled.pop(key)] = (num_steps, time.monotonic())
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +111,7 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
         send_cancel = port.cancel
 
         def cancel(keys: tuple[int, ...], reason: FinishReason) -> None:
-            engine.asked.update(dict.fromkeys(keys, engine.num_turns))
+            engine.steps_at_cancel.update(dict.fromkeys(keys, engine.num_steps))
             send_cancel(keys, reason)
 
         port.cancel = cancel  # type: ignore[method-assign] # to see when it is called
@@ -123,14 +123,14 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
         yield engine, f"127.0.0.1:{bound}"
 
 
-async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float]]:
+async def measure_cancels(num_cancels: int, depth: int) -> list[tuple[int, float]]:
     """Cancel requests at random times; return engine steps and seconds until their blocks are free.
 
     Steps count from when the front reports the cancel, seconds from when the client sends it.
     Raises RunFailed if blocks are not freed.
     """
     found: list[tuple[int, float]] = []
-    chance = random.Random(depth)
+    rng = random.Random(depth)
     async with _service(depth) as (engine, address), Client(address) as client:
 
         async def caller(caller_index: int) -> None:
@@ -142,7 +142,7 @@ async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float
                 # After one event, the request is accepted, and waits or runs; after more, it
                 # generates.
                 async with aclosing(events):
-                    for _ in range(chance.randint(1, 12)):
+                    for _ in range(rng.randint(1, 12)):
                         await anext(events)
                     at_s = time.monotonic()
                 for _ in range(_MAX_POLLS):
@@ -177,7 +177,7 @@ async def cancel(options: Namespace) -> Outcome:
     """Measure how soon KV blocks are free after a cancel; then run many clients that disconnect
     after their first token.
     """
-    freed = [one for depth in (1, 2) for one in await cancels_counted(_NUM_COUNTED, depth)]
+    freed = [one for depth in (1, 2) for one in await measure_cancels(_NUM_COUNTED, depth)]
     num_cancels = 100_000 if options.full else 10_000
     sizes = (*simulated(0.001), *capacity(64, 64), *MEASURED)
     with service(*sizes, has_operations=True) as serving:

@@ -77,11 +77,11 @@ async def _kill_round(model: str, number: int, references: dict[str, References]
             references[model] = await undisturbed(client, NUM_STREAMS, num_tokens)
         at_token = 1 + number * num_tokens // 16
         streams = ConcurrentStreams(client, references[model].ids, num_tokens)
-        await streams.until_each_has(at_token)
+        await streams.wait_until_each_has(at_token)
         killed_s = time.monotonic()
         os.kill(live.up["engine"][-1].pid, signal.SIGKILL)
-        ready = await asyncio.to_thread(live.until_ready, "engine", len(live.up["engine"]) + 1)
-        await streams.until_ended()
+        ready = await asyncio.to_thread(live.wait_until_ready, "engine", len(live.up["engine"]) + 1)
+        await streams.wait_until_ended()
     for one in _bad(streams.received)[:3]:
         progress(f"  {one.status}: {one.details}")
     firsts = [one.first_after_s(killed_s + _IN_FLIGHT_S) for one in streams.received]
@@ -125,11 +125,11 @@ async def no_replay(options: Namespace) -> Outcome:
     for model, _ in itertools.product(_MODELS, range(10 if options.full else 2)):
         async with serving(*_MODELS[model][0], "--max-replays", "0") as (live, client):
             streams = ConcurrentStreams(client, range(NUM_STREAMS), 900)
-            await streams.until_each_has(2)
+            await streams.wait_until_each_has(2)
             killed_s = time.monotonic()
             os.kill(live.up["engine"][-1].pid, signal.SIGKILL)
-            await streams.until_ended()
-            ready = await asyncio.to_thread(live.until_ready, "engine", 2)
+            await streams.wait_until_ended()
+            ready = await asyncio.to_thread(live.wait_until_ready, "engine", 2)
         ended_s = max(one.ended_s for one in streams.received) - killed_s
         last_s, worst = max(last_s, ended_s), min(worst, _num_unavailable(streams))
         rows.append(
@@ -155,11 +155,11 @@ async def hang(_: Namespace) -> Outcome:
     async with serving(*_SIMULATED, "--engine-hang-s", str(_HANG_S)) as (live, client):
         references = await undisturbed(client, NUM_STREAMS, 300)
         streams = ConcurrentStreams(client, references.ids, 300)
-        await streams.until_each_has(20)
+        await streams.wait_until_each_has(20)
         stopped_s = time.monotonic()
         os.kill(live.up["engine"][-1].pid, signal.SIGSTOP)
-        ready = await asyncio.to_thread(live.until_ready, "engine", 2)
-        await streams.until_ended()
+        ready = await asyncio.to_thread(live.wait_until_ready, "engine", 2)
+        await streams.wait_until_ended()
     restarted_s, num_lost = ready.at_s - stopped_s, len(_bad(streams.received))
     name = f"hung engine replaced, of which {_HANG_S:g} s are the limit"
     return {"restarted_s": restarted_s, "num_lost": num_lost}, [
@@ -176,11 +176,11 @@ async def front_kill(_: Namespace) -> Outcome:
     async with serving(*_SIMULATED) as (live, client):
         references = await undisturbed(client, NUM_STREAMS, 300)
         streams = ConcurrentStreams(client, references.ids, 300)
-        await streams.until_each_has(20)
+        await streams.wait_until_each_has(20)
         killed_s = time.monotonic()
         os.kill(live.up["front"][0].pid, signal.SIGKILL)
-        ready = await asyncio.to_thread(live.until_ready, "front", NUM_FRONTS + 1)
-        await streams.until_ended()
+        ready = await asyncio.to_thread(live.wait_until_ready, "front", NUM_FRONTS + 1)
+        await streams.wait_until_ended()
     lost = _bad(streams.received)
     last_s = max((one.ended_s - killed_s for one in lost), default=0.0)
     num_odd = sum(one.status != "UNAVAILABLE" for one in lost)
@@ -213,12 +213,12 @@ async def drain(_: Namespace) -> Outcome:
         watching = asyncio.create_task(_watch_health(live.address, has_watch))
         await has_watch.wait()
         streams = ConcurrentStreams(client, range(NUM_STREAMS), 900)
-        await streams.until_each_has(2)
+        await streams.wait_until_each_has(2)
         asked_s = time.monotonic()
         live.process.send_signal(signal.SIGTERM)
         code = await asyncio.to_thread(live.process.wait)
         over_s = time.monotonic() - asked_s - _GRACE_S
-        await streams.until_ended()
+        await streams.wait_until_ended()
         await asyncio.gather(watching, return_exceptions=True)
     num_unavailable = _num_unavailable(streams)
     return {"over_s": over_s, "exit_code": code}, [

@@ -93,7 +93,7 @@ class ConcurrentStreams:
             for index, received in zip(self.indices, self.received, strict=True)
         ]
 
-    async def until_each_has(self, num_tokens: int) -> None:
+    async def wait_until_each_has(self, num_tokens: int) -> None:
         """Wait until every stream has `num_tokens` tokens or has ended. Raises TimeoutError after
         two minutes.
         """
@@ -102,7 +102,7 @@ class ConcurrentStreams:
                 self._has_updates.clear()
                 await self._has_updates.wait()
 
-    async def until_ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until all streams have ended. Raises RunFailed if a stream hangs."""
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -153,7 +153,7 @@ async def undisturbed(client: Client, num_streams: int, num_tokens: int) -> Refe
     `MIN_MARGIN`. Raises RunFailed if there are fewer.
     """
     streams = ConcurrentStreams(client, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
-    await streams.until_ended()
+    await streams.wait_until_ended()
     clear = {
         index: received.ids
         for index, received in zip(streams.indices, streams.received, strict=True)

@@ -68,7 +68,7 @@ _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_le
 
 def model_of(folder: Path, num_positions: int) -> Path:
     """Copy the demo model to a folder in `folder`, with a context of `num_positions` tokens; return
-    it.
+    its path.
     """
     made = folder / f"model-{num_positions}"
     shutil.copytree(resolve_model("demo"), made)
@@ -229,19 +229,19 @@ async def measure_stops(ticks: Path, folder: Path) -> list[LoopBlock]:
     model = model_of(folder, _NUM_POSITIONS)
     found: list[LoopBlock] = []
     with service(*options_of(model, _NUM_POSITIONS)) as serving:
-        reader = TickReader(ticks, serving.until_ready("front", 1).pid)
+        reader = TickReader(ticks, serving.wait_until_ready("front", 1).pid)
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await send(channel, lambda: ("Generate", _generate(_SHORT)))
             for name, call in CALLS.items():
                 # Warm-up: the first such text makes the process allocate memory.
                 await send(channel, call)
-                stops = [await stop(reader, channel, name) for _ in range(NUM_TIMES)]
+                stops = [await measure_block(reader, channel, name) for _ in range(NUM_TIMES)]
                 found.append(sorted(stops, key=lambda one: one.stop_ms)[NUM_TIMES // 2])
                 progress(str(found[-1]))
     return found
 
 
-async def stop(reader: TickReader, channel: grpc.aio.Channel, name: str) -> LoopBlock:
+async def measure_block(reader: TickReader, channel: grpc.aio.Channel, name: str) -> LoopBlock:
     """Return the longest time for which the event loop was blocked during one call."""
     reader.switch(is_on=True)
     await asyncio.sleep(0.2)
@@ -301,7 +301,7 @@ def flood(options: Namespace) -> Outcome:
     with ticking() as (folder, ticks):
         model = model_of(folder, num_positions)
         with service(*options_of(model, num_positions)) as serving:
-            reader = TickReader(ticks, serving.until_ready("front", 1).pid)
+            reader = TickReader(ticks, serving.wait_until_ready("front", 1).pid)
             reader.switch(is_on=True)
             # Not counted: the first calls warm up the service.
             asyncio.run(short_calls(serving, 2.0))

@@ -77,12 +77,12 @@ def measure(options: Namespace) -> Outcome:
     with grpc_receiver() as receiver:
         sizes = (*simulated(STEP_S), "--otlp-endpoint", receiver.endpoint, *_OPTIONS)
         with service(*sizes, num_fronts=2, environment=environment, has_metrics=True) as serving:
-            asks = make_requests(num, options.seed, options.rate)
+            requests = make_requests(num, options.seed, options.rate)
             # After five crashes in a minute the supervisor stops the service; another test covers
             # that.
             killer = EngineKiller(serving, interval_s, most=4 if interval_s < 15 else 1000)
             killer.start()
-            answers = asyncio.run(drive(serving.address, asks, MAX_SEQ_LEN))
+            answers = asyncio.run(drive(serving.address, requests, MAX_SEQ_LEN))
             killer.stop()
             _settle(serving, lambda: receiver.num_calls)
             num_records = int(serving.total("penstock_records_total"))

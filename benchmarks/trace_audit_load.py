@@ -101,11 +101,13 @@ class Answers:
     sent: list[SentRequest] = field(default_factory=list[SentRequest])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
-    def note(self, ask: AuditRequest, outcome: str, *, is_answered: bool) -> None:
+    def note(self, request: AuditRequest, outcome: str, *, is_answered: bool) -> None:
         """Record the outcome of a request, as its client observed it."""
-        self.outcomes[ask.kind.value, outcome] += 1
+        self.outcomes[request.kind.value, outcome] += 1
         self.sent.append(
-            SentRequest(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)
+            SentRequest(
+                trace_id=request.trace_id, parent_id=request.parent_id, is_answered=is_answered
+            )
         )
 
 
@@ -127,7 +129,7 @@ def make_requests(num: int, seed: int, rate_per_s: float) -> list[AuditRequest]:
     ]
 
 
-async def drive(address: str, asks: Sequence[AuditRequest], max_prompt_tokens: int) -> Answers:
+async def drive(address: str, requests: Sequence[AuditRequest], max_prompt_tokens: int) -> Answers:
     """Send each request at its time, wait until all have ended, and return the outcomes."""
     answers = Answers()
     async with (
@@ -136,11 +138,11 @@ async def drive(address: str, asks: Sequence[AuditRequest], max_prompt_tokens: i
         grpc.aio.insecure_channel(address) as raw,
     ):
 
-        async def send(ask: AuditRequest) -> None:
-            client = multiplexed if ask.is_multiplexed else plain
-            await _Sender(client, plain, raw, answers, max_prompt_tokens).send(ask)
+        async def send(request: AuditRequest) -> None:
+            client = multiplexed if request.is_multiplexed else plain
+            await _Sender(client, plain, raw, answers, max_prompt_tokens).send(request)
 
-        await open_loop(asks, send)
+        await open_loop(requests, send)
     return answers
 
 
@@ -162,22 +164,22 @@ class _Sender:
         self._max_prompt_tokens = max_prompt_tokens
         self._is_answered = False
 
-    async def send(self, ask: AuditRequest) -> None:
+    async def send(self, request: AuditRequest) -> None:
         try:
-            outcome = await self._outcome(ask)
+            outcome = await self._outcome(request)
         except PenstockError as error:
             # Only Penstock's server sets reasons: errors without one come from the client or gRPC.
             self._is_answered |= error.reason != ""
             outcome = error.reason or error.code.name
-        self._answers.note(ask, outcome, is_answered=self._is_answered)
+        self._answers.note(request, outcome, is_answered=self._is_answered)
 
-    async def _outcome(self, ask: AuditRequest) -> str:
-        match ask.kind:
+    async def _outcome(self, request: AuditRequest) -> str:
+        match request.kind:
             case RequestKind.MALFORMED:
-                return await self._send_malformed(ask)
+                return await self._send_malformed(request)
             case RequestKind.ABANDONED:
-                task = asyncio.create_task(self._stream(ask))
-                done, _ = await asyncio.wait((task,), timeout=0.2 * ask.amount)
+                task = asyncio.create_task(self._stream(request))
+                done, _ = await asyncio.wait((task,), timeout=0.2 * request.amount)
                 if done:
                     return task.result()
                 task.cancel()
@@ -185,58 +187,58 @@ class _Sender:
                     return await task
                 return "left"
             case RequestKind.ONCE:
-                ids = TokenPrompt(ids=_prompt(ask, _PROMPT_TOKENS))
+                ids = TokenPrompt(ids=_prompt(request, _PROMPT_TOKENS))
                 await self._client.generate_once(
-                    ids, deadline_s=_TIMEOUT_S, trace=ask.trace, **_options(ask)
+                    ids, deadline_s=_TIMEOUT_S, trace=request.trace, **_options(request)
                 )
                 self._is_answered = True
                 return "OK"
             case _:
-                return await self._stream(ask)
+                return await self._stream(request)
 
-    async def _stream(self, ask: AuditRequest) -> str:
-        is_long = ask.kind is RequestKind.TOO_LONG
-        ids = _prompt(ask, self._max_prompt_tokens + 1 if is_long else _PROMPT_TOKENS)
+    async def _stream(self, request: AuditRequest) -> str:
+        is_long = request.kind is RequestKind.TOO_LONG
+        ids = _prompt(request, self._max_prompt_tokens + 1 if is_long else _PROMPT_TOKENS)
         deadline_s = (
-            0.02 + 0.4 * ask.amount if ask.kind is RequestKind.CALL_DEADLINE else _TIMEOUT_S
+            0.02 + 0.4 * request.amount if request.kind is RequestKind.CALL_DEADLINE else _TIMEOUT_S
         )
         events = self._client.generate(
-            TokenPrompt(ids=ids), deadline_s=deadline_s, trace=ask.trace, **_options(ask)
+            TokenPrompt(ids=ids), deadline_s=deadline_s, trace=request.trace, **_options(request)
         )
-        num_left, num_tokens = 1 + int(ask.amount * ask.num_tokens), 0
+        num_left, num_tokens = 1 + int(request.amount * request.num_tokens), 0
         async with contextlib.aclosing(events):
             async for event in events:
                 self._is_answered = True
-                if isinstance(event, Accepted) and ask.kind is RequestKind.CANCELLED:
+                if isinstance(event, Accepted) and request.kind is RequestKind.CANCELLED:
                     # The request may have ended meanwhile.
                     with contextlib.suppress(PenstockError):
                         await self._control.cancel(event.request_id)
                 if isinstance(event, Tokens):
                     num_tokens += event.num_tokens
-                    if ask.kind is RequestKind.LEFT and num_tokens >= num_left:
+                    if request.kind is RequestKind.LEFT and num_tokens >= num_left:
                         return "left"
         return "OK"
 
-    async def _send_malformed(self, ask: AuditRequest) -> str:
+    async def _send_malformed(self, request: AuditRequest) -> str:
         method: Any = self._raw.unary_stream(GENERATE)
-        call = method(_MALFORMED, metadata=ask.trace.metadata(), timeout=_TIMEOUT_S)
+        call = method(_MALFORMED, metadata=request.trace.metadata(), timeout=_TIMEOUT_S)
         code = await call.code()
         self._is_answered = code is grpc.StatusCode.INVALID_ARGUMENT
         name: str = code.name
         return name
 
 
-def _prompt(ask: AuditRequest, num_tokens: int) -> tuple[int, ...]:
-    first = int.from_bytes(ask.parent_id[-2:], "big")
+def _prompt(request: AuditRequest, num_tokens: int) -> tuple[int, ...]:
+    first = int.from_bytes(request.parent_id[-2:], "big")
     return tuple((first * 31 + place * 7) % 250 + 3 for place in range(num_tokens))
 
 
-def _options(ask: AuditRequest) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_tokens": ask.num_tokens, "ignore_eos": True}
-    if ask.kind is RequestKind.BAD_FIELD:
-        options["min_tokens"] = ask.num_tokens + 1
-    elif ask.kind is RequestKind.UNKNOWN_MODEL:
+def _options(request: AuditRequest) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_tokens": request.num_tokens, "ignore_eos": True}
+    if request.kind is RequestKind.BAD_FIELD:
+        options["min_tokens"] = request.num_tokens + 1
+    elif request.kind is RequestKind.UNKNOWN_MODEL:
         options["model"] = "nobody-has-this"
-    elif ask.kind is RequestKind.DEADLINE:
-        options["total_timeout_s"] = 0.005 + 0.4 * ask.amount
+    elif request.kind is RequestKind.DEADLINE:
+        options["total_timeout_s"] = 0.005 + 0.4 * request.amount
     return options

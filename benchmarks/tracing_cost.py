@@ -108,7 +108,7 @@ class Traces:
     observer_us: float
 
 
-def all_turns(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
+def all_runs(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
     """Run all rounds; the variants alternate, and each round begins with a different one. Returns
     all measurements.
 
@@ -124,7 +124,7 @@ def all_turns(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
         most_per_s(side, 0)
     most = statistics.median(most_per_s(sides[OFF], number) for number in range(3))
     rate = min(MAX_RATE_PER_S, SHARE_OF_MOST * most)
-    turns: list[RunResult] = []
+    runs: list[RunResult] = []
     names = list(sides)
     for number in range(plan.num_rounds):
         first = number % len(names)
@@ -132,24 +132,24 @@ def all_turns(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
             if name in PEERS and number % 2:
                 continue  # larger differences: half the rounds suffice
             at_rate = sides[name].run_load(number + 1, plan.warm_s, plan.window_s, rate=rate)
-            turns.append(replace(at_rate, most_per_s=most_per_s(sides[name], number + 1)))
+            runs.append(replace(at_rate, most_per_s=most_per_s(sides[name], number + 1)))
             progress(f"round {number + 1}  {name:<26}  {at_rate.front_us:7.0f} us of {rate:.0f}/s")
     for side in sides.values():
         side.end_count()
-    return turns
+    return runs
 
 
-def of_side(turns: Sequence[RunResult], side: str) -> tuple[list[RunResult], list[RunResult]]:
-    """Return the turns of a side, and those of its base in the same rounds."""
-    mine = [one for one in turns if one.side == side]
+def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list[RunResult]]:
+    """Return the runs of a side, and those of its base in the same rounds."""
+    mine = [one for one in runs if one.side == side]
     rounds = {one.round for one in mine}
-    base = [one for one in turns if one.side == base_of(side) and one.round in rounds]
+    base = [one for one in runs if one.side == base_of(side) and one.round in rounds]
     return mine, base
 
 
-def added(turns: Sequence[RunResult], side: str) -> Added:
+def added(runs: Sequence[RunResult], side: str) -> Added:
     """Return what a variant adds to its base."""
-    pairs = list(zip(*of_side(turns, side), strict=True))
+    pairs = list(zip(*of_side(runs, side), strict=True))
     loop_us = [one.loop_us - base.loop_us for one, base in pairs]
     return Added(
         side=side,
@@ -172,20 +172,20 @@ def traces_of(side: Side) -> Traces:
     )
 
 
-def checks_of(turns: Sequence[RunResult], path: RecordPath) -> list[Check]:
+def checks_of(runs: Sequence[RunResult], path: RecordPath) -> list[Check]:
     """Return the checks of all figures with a goal."""
     name = "collector up: thread of the event loop, added to a request"
     checks = [
         at_most("the record path alone, added to a request", path.added, MAX_LOOP_US, "us"),
-        at_most(name, added(turns, UP).loop_us, MAX_LOOP_US, "us"),
+        at_most(name, added(runs, UP).loop_us, MAX_LOOP_US, "us"),
     ]
     for side in (UP, DEAD, HANGING):
-        mine, base = of_side(turns, side)
+        mine, base = of_side(runs, side)
         for figure, where in (("per_s", "the given rate"), ("most_per_s", "saturation")):
             ratio = over(mine, base, figure)
             name = f"{side}: throughput at {where} over none"
             checks.append(at_least(name, ratio, MIN_THROUGHPUT, "x"))
-        growth_ms = added(turns, side).lag_p99_ms
+        growth_ms = added(runs, side).lag_p99_ms
         checks.append(
             at_most(f"{side}: growth of the loop's lag, p99", growth_ms, MAX_LAG_MS, "ms")
         )
@@ -202,16 +202,16 @@ def measure(options: Namespace) -> Outcome:
     if not has_contrib:
         progress(f"left out: {CONTRIB}: opentelemetry-instrumentation-grpc is not installed")
     with sides_up(names) as sides:
-        turns = all_turns(plan, sides)
+        runs = all_runs(plan, sides)
         traces = [traces_of(side) for side in sides.values() if side.service or side.count]
-    print_rows("Variants at the rate, and their maximum (medians)", medians(turns, "side"))
+    print_rows("Variants at the rate, and their maximum (medians)", medians(runs, "side"))
     bases = {base_of(name) for name in names}
-    additions = [added(turns, name) for name in names if name not in bases]
+    additions = [added(runs, name) for name in names if name not in bases]
     print_rows("Added to no tracing, or to bare grpc.aio", additions)
     print_rows("Traces, and the observer's CPU time per request", traces)
     print_rows("The record path alone, us a request of the event loop's thread", [path])
-    results = {"turns": turns, "added": additions, "traces": traces, "record_path_us": path}
-    return results, checks_of(turns, path)
+    results = {"turns": runs, "added": additions, "traces": traces, "record_path_us": path}
+    return results, checks_of(runs, path)
 
 
 if __name__ == "__main__":

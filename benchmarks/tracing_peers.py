@@ -78,7 +78,7 @@ async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence
     async def generate(
         request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateResponse]:
-        came_ns = time.time_ns()
+        arrival_ns = time.time_ns()
         if has_metadata:
             await context.send_initial_metadata(_TRACE_METADATA)
         first_ns = 0
@@ -90,7 +90,7 @@ async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence
         finished = output_pb2.RequestFinished()
         yield pb.GenerateResponse(sequence=NUM_TOKENS, finished=finished)
         if note is not None:
-            note(came_ns, first_ns, time.time_ns())
+            note(arrival_ns, first_ns, time.time_ns())
 
     handler = grpc.unary_stream_rpc_method_handler(
         generate,
@@ -130,7 +130,7 @@ def sdk_note(endpoint: str) -> Note:
 
     tracer = sdk_provider(endpoint).get_tracer("benchmark")
 
-    def note(came_ns: int, first_ns: int, end_ns: int) -> None:
+    def note(arrival_ns: int, first_ns: int, end_ns: int) -> None:
         attributes = {
             "rpc.system.name": "grpc",
             "rpc.method": f"{_SERVICE}/Generate",
@@ -143,16 +143,16 @@ def sdk_note(endpoint: str) -> Note:
             "gen_ai.response.finish_reasons": ("length",),
             "gen_ai.usage.input_tokens": 64,
             "gen_ai.usage.output_tokens": NUM_TOKENS,
-            "gen_ai.latency.e2e": (end_ns - came_ns) * 1e-9,
+            "gen_ai.latency.e2e": (end_ns - arrival_ns) * 1e-9,
         }
         root = tracer.start_span(
             f"{_SERVICE}/Generate",
             kind=SpanKind.SERVER,
             attributes=attributes,
-            start_time=came_ns,
+            start_time=arrival_ns,
         )
         context = set_span_in_context(root)
-        edges = (came_ns, (came_ns + first_ns) // 2, first_ns, end_ns)
+        edges = (arrival_ns, (arrival_ns + first_ns) // 2, first_ns, end_ns)
         for name, start, end in zip(("queue", "prefill", "decode"), edges, edges[1:], strict=False):
             tracer.start_span(name, context=context, start_time=start).end(end)
         root.end(end_ns)

@@ -154,8 +154,8 @@ class _Front:
 async def _batch_us(
     recorder: RequestRecorder | None, requests: list[LiveRequest], message: pb.GenerateRequest
 ) -> NDArray[np.float64]:
-    """Return the microseconds per request [4] that a batch takes on this thread: begin, describe,
-    close, flush.
+    """Return the microseconds per request, float64 [4], that a batch takes on this thread: begin,
+    describe, close, flush.
     """
     front = _Front(recorder)
     calls = CallAccounts(cast(Any, front), "penstock.v1.GenerationService")

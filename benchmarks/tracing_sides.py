@@ -229,10 +229,10 @@ def _collector(
     if name == HANGING:
         return f"http://127.0.0.1:{port}", None, [pid]
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(COUNT_METHOD)
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(COUNT_METHOD)
 
     def count() -> dict[str, int]:
-        found: dict[str, int] = json.loads(ask(b"", timeout=10))
+        found: dict[str, int] = json.loads(call(b"", timeout=10))
         return found
 
     return f"http://127.0.0.1:{port}", count, [pid]

@@ -1,9 +1,9 @@
 """The overhead of Penstock over TensorRT-LLM, measured with a fake of TensorRT-LLM.
 
-The fake (the "stand-in") is used directly and through Penstock. Runs closed loops with 1, 64 and
-256 requests in flight, 512 random prompt tokens each, steps of 20 ms; the first requests are all
-sent within the time of one step. "Burst" is the TTFT of these first requests, "TTFT" that of the
-others. Three variants alternate in one run: the floor (a program that uses the stand-in directly,
+The fake is used directly and through Penstock. Runs closed loops with 1, 64 and 256 requests in
+flight, 512 random prompt tokens each, steps of 20 ms; the first requests are all sent within the
+time of one step. "Burst" is the TTFT of these first requests, "TTFT" that of the others. Three
+variants alternate in one run: the floor (the lower bound: a program that uses the fake directly,
 one task per request), the engine side (scheduler, executor and engine loop, with a client of the
 engine's socket that only counts) and the service (`penstock serve`, gRPC clients). Each has a
 separate engine.

@@ -1,7 +1,7 @@
 """The processes of `trtllm_overhead`: the engine and the clients of each variant.
 
-floor FOLDER: the stand-in for TensorRT-LLM, driven directly. engine FOLDER SOCKET: Penstock's
-engine process without a supervisor. link SOCKET: a client of the engine's socket, without a
+floor FOLDER: the fake of TensorRT-LLM, called directly. engine FOLDER SOCKET: Penstock's engine
+process without a supervisor. link SOCKET: a client of the engine's socket, without a
 front (gRPC server process). service ADDRESS: gRPC clients.
 """
 
@@ -38,7 +38,7 @@ _FRONT_ID = 1
 
 
 async def floor(folder: Path) -> None:
-    """Use the stand-in directly, without Penstock's scheduler and socket."""
+    """Run loads on the fake directly, without Penstock's scheduler and socket."""
     package = load_package(is_engine=False)
     llm = await asyncio.to_thread(
         package.build,

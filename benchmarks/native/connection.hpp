@@ -186,13 +186,13 @@ class Connection {
     unacknowledged_ += frame.length;
     if (unacknowledged_ > 1u << 26) {
       h2::put_frame(output_, h2::kWindow, 0, 0, h2::u32(unacknowledged_));
-      // All streams of a long run share one call when multiplexed: its window is filled up too.
+      // All multiplexed streams share one call, so its flow-control window is replenished too.
       if (mode_ == Mode::kMultiplex && is_live_[index])
         h2::put_frame(output_, h2::kWindow, 0, frame.stream_id, h2::u32(unacknowledged_));
       unacknowledged_ = 0;
     }
     if (!is_live_[index]) return;
-    // Removed first: a listener that opens another call moves all of them.
+    // Moved out first, because a listener that opens another call may reallocate `partial_`.
     std::string joined = std::move(partial_[index]);
     partial_[index].clear();
     const uint8_t* data = frame.payload;
@@ -233,7 +233,7 @@ class Connection {
     }
   }
 
-  // GenerateResponse: of `tokens` only num_tokens counts here.
+  // Reads a GenerateResponse: only `num_tokens` of its `tokens`, and whether it has `finished`.
   void take_response(uint32_t stream, proto::Reader message) {
     uint32_t num_tokens = 0;
     bool is_final = false;
@@ -266,7 +266,7 @@ class Connection {
     for (uint32_t i = 0; i < num_; ++i) listener_.on_end(first_ + i);
   }
 
-  // Events are whole within a chunk, so the framing of chunks lies between them.
+  // No event is split across chunks, so chunk framing occurs only between events.
   size_t take_events() {
     static const std::string kCount = "\"num_tokens\":";
     size_t used = 0;

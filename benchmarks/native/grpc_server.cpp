@@ -1,5 +1,5 @@
-// The lower bound of the gRPC core: GenerationService/Generate in C++ with the callback API, one token a
-// message, fed by the producer of delivery_peers.py.
+// The lower bound of the gRPC core: GenerationService/Generate in C++ with the callback API and one token
+// per message, fed by the producer of delivery_peers.py.
 //
 //   grpc_server PORT SOCKET
 #include <grpcpp/grpcpp.h>
@@ -82,7 +82,7 @@ class Source {
     streams_.push_back(stream);
     if (write(socket_, "+", 1) != 1) perror("write");
   }
-  // Until the producer disconnects.
+  // Passes tokens to the streams until the producer disconnects.
   void run() {
     std::vector<uint32_t> tokens;
     uint32_t header[2];

@@ -3,11 +3,11 @@
 // Counts tokens in a time window and measures the delay of each against the source's schedule.
 //
 // With `--schedule FILE` the source writes the due time of token 0 there (CLOCK_MONOTONIC, ns).
-// Otherwise the source pauses twice, for `--pause` seconds beyond its step. Half of that without a
-// message on any stream is a mark: the next token is of the same step on all streams, from a server
-// with nothing left to send. Token i after the first mark is due at origin + i * step; the fastest
-// token determines the origin. The first token after the second mark gives the slip of the source
-// between both marks.
+// Otherwise the source pauses twice, for `--pause` seconds beyond its step. If no stream gets a
+// message for half of that time, it is a mark: the server has nothing left to send, and the next
+// token of every stream belongs to the same step. Token i after the first mark is due at
+// origin + i * step; the fastest token determines the origin. The first token after the second mark
+// gives the slip of the source between both marks.
 class Deliver : public Load {
  public:
   explicit Deliver(const Options& options)

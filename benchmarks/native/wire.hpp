@@ -89,7 +89,7 @@ inline void put_frame(std::string& out, Type type, uint8_t flags, uint32_t strea
   out += payload;
 }
 
-// A header, literal and never indexed: no table to keep on either side.
+// A literal header that is not indexed, so neither side needs a dynamic table.
 inline void put_header(std::string& block, const std::string& name, const std::string& value) {
   block.push_back(0);
   block.push_back(char(name.size()));

@@ -112,7 +112,7 @@ class Harness:
         not; "" if nothing is missing.
         """
         await asyncio.to_thread(
-            self._collector.is_settled, lambda: not self._lacks_spans(), self._evidence_s
+            self._collector.wait_until, lambda: not self._lacks_spans(), self._evidence_s
         )
         if lacking := self._lacks_spans():
             return f"it passed, but at the service there was {lacking}"

@@ -151,7 +151,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Return the text of the response's only choice."""
+        """The text of the response's only choice."""
         choice = self.body["choices"][0]
         text: str = choice["message"]["content"] if "message" in choice else choice["text"]
         return text

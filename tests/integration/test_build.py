@@ -44,7 +44,7 @@ class Harness:
 
     @property
     def visible(self) -> list[str]:
-        """Return the names of the cache's entries without locks, sorted."""
+        """The names of the cache's entries except locks, sorted."""
         names = [path.name for path in self.cache.iterdir()] if self.cache.exists() else []
         return sorted(name for name in names if not name.endswith(".lock"))
 

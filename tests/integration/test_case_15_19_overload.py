@@ -52,7 +52,7 @@ async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, Publi
     for _ in range(MAX_WAITING):
         calls.send(service, request(NUM_TOKENS))
     await service.until_live(SLOTS + MAX_WAITING)
-    shown.turned()
+    shown.publish()
     return calls, shown
 
 
@@ -97,7 +97,7 @@ async def test_case_15_a_free_queue_place_is_used_as_soon_as_it_is_published(
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         _, shown = await filled(service, num_tokens=2)
         shown.queue_s = 1.5
-        shown.turned()
+        shown.publish()
         rejected = Calls()
         rejected.send(service, request())
         await service.until(lambda: len(rejected.done) == 1)
@@ -106,7 +106,7 @@ async def test_case_15_a_free_queue_place_is_used_as_soon_as_it_is_published(
         assert error.retry_s >= 1.5, "as long as the queue is, and a share of it more"
         while len(service.engine.queue) == MAX_WAITING:
             service.step()
-        shown.turned()
+        shown.publish()
         num_free = MAX_WAITING - len(service.engine.queue)
         late = Calls()
         for _ in range(num_free + 2):
@@ -218,7 +218,7 @@ async def test_case_19_retries_respect_the_retry_delay_and_are_limited(text: Mod
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         _, shown = await filled(service, num_tokens=40)
         shown.queue_s = reported_s
-        shown.turned()
+        shown.publish()
         slept_s: list[float] = []
 
         async def sleep(delay_s: float) -> None:
@@ -240,14 +240,14 @@ async def test_case_19_retries_respect_the_retry_delay_and_are_limited(text: Mod
 async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText) -> None:
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls, shown = await filled(service, num_tokens=2)
-        shown.turned()
+        shown.publish()
         slept_s: list[float] = []
 
         async def sleep(delay_s: float) -> None:
             slept_s.append(delay_s)
             # In that time the service gets through its queue.
             await service.until(lambda: len(calls.done) == len(calls.tasks), steps=True)
-            shown.turned()
+            shown.publish()
 
         async with Client(service.address, sleep=sleep) as client:
             asking = asyncio.ensure_future(_ask(client))

@@ -88,7 +88,7 @@ async def test_a_request_in_transfer_is_neither_lost_nor_duplicated(
         await site.replace_engine()
         back = first.stub.Resume(resume_after(reported))
         await first.until(lambda: first.server.num_active_calls == 1)
-        await site.turns(20)
+        await site.run_steps(20)
         assert first.server.num_live_requests == 0, "it is with the other"
         may_proceed.set()
         rest: list[Any] = await first.end_of(back)
@@ -106,7 +106,7 @@ async def test_results_are_passed_to_new_engines_until_their_grace_ends(text: Mo
         assert len(first.front.results) == 1
         rest: list[Any] = await second.end_of(second.stub.Resume(resume_after(reported[:4])))
         assert outputs_of([*reported[:4], *(r.response for r in rest)]) == outputs_of(reported)
-        await site.turns(3)
+        await site.run_steps(3)
         assert (len(first.front.results), len(second.front.results)) == (0, 1)
         (kept,) = first.link.dispatcher.kept._streams.values()
         kept.expires_s = 0.0

@@ -185,7 +185,7 @@ def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> No
     num = 3000
     for first in range(1, num, 500):
         consumer.add_records([request_record(number) for number in range(first, first + 500)])
-    assert receiver.is_settled(lambda: len(receiver.spans()) >= 6 * num)
+    assert receiver.wait_until(lambda: len(receiver.spans()) >= 6 * num)
     tracing.close(CLOSE_LIMIT_S)
     counts = tracing.counters()
     roots = [root.trace_id for root in roots_of(receiver.spans())]

@@ -59,16 +59,16 @@ async def test_requests_of_the_tenant_with_the_longest_queue_are_displaced_acros
             each.front.admission = AdmissionEstimate(shown.view, 2, waiting=each.front.table)
         await fill_slots(service, Calls(), 8, 400)
         for _ in range(2):
-            shown.turned()  # what was sent is seen by now
+            shown.publish()  # what was sent is seen by now
         for _ in range(MAX_WAITING):
             flood.send(service, request(), "hog")
         await service.until_live(8 + MAX_WAITING)
-        shown.turned()
+        shown.publish()
         for tenant in ("a", "b"):
             for num in (1, 2, 3):
                 quiet.send(other, request(), tenant)
                 await until_live(service, tenant, num)
-                shown.turned()
+                shown.publish()
         await service.until(lambda: len(flood.done) == 6)
 
         assert live_of(service) == {"": 8, "hog": MAX_WAITING - 6, "a": 3, "b": 3}

@@ -121,14 +121,14 @@ async def until_listed(
     async with asyncio.timeout(TEST_TIMEOUT_S):
         async for _ in operations.watch_stats(interval_s=0.1):
             listed = await operations.list_requests()
-            if wanted <= {one.request_id for one in listed if _is_settled(one, state)}:
+            if wanted <= {one.request_id for one in listed if _is_in_state(one, state)}:
                 return
             ended = [f"{call.style}: {await call.outcome()}" for call in calls if call.call.done()]
             assert not ended, f"ended before they were {state.name}: {', '.join(ended)}"
     raise AssertionError("they did not come to that")
 
 
-def _is_settled(one: LiveRequest, state: RequestState) -> bool:
+def _is_in_state(one: LiveRequest, state: RequestState) -> bool:
     # A request has no wait reason until a step has not admitted it.
     has_reason = state is not RequestState.PENDING or one.wait_reason is not WaitReason.UNSPECIFIED
     return one.state is state and has_reason

@@ -134,8 +134,8 @@ class Harness:
         engine = Engine(checked, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
         outcomes = {spec.key: Outcome() for spec in specs}
         pending = list(specs)
-        for turn in range(2000):
-            while pending and (not stagger or turn % 2 == 0):
+        for step in range(2000):
+            while pending and (not stagger or step % 2 == 0):
                 engine.submit((pending.pop(0),))
                 if stagger:
                     break

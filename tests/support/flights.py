@@ -1,4 +1,4 @@
-"""Engines with a flight recorder on a simulated executor, and what was observed of their steps."""
+"""Engines with a flight recorder on a simulated executor, and the observed data of their steps."""
 
 import json
 from collections import Counter
@@ -41,12 +41,12 @@ class _CopyingListeners(EngineListeners):
 
     def __init__(self, recorded: "RecordedEngine") -> None:
         super().__init__(recorded.writer)
-        self._flown = recorded
+        self._recorded = recorded
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         if note is not None:
-            self._flown.notes.append(note)
-            self._flown.measures.append(measure_of(note.batch, 0.0))
+            self._recorded.notes.append(note)
+            self._recorded.measures.append(measure_of(note.batch, 0.0))
         super().note_iteration(events, note)
 
 

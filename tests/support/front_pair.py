@@ -24,13 +24,13 @@ _MAX_ATTEMPTS = 60
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call of Resume. `front`: index of the front. `num_turns`: number of engine steps until
+    """One call of Resume. `front`: index of the front. `num_steps`: number of engine steps until
     the engine dies, None: it does not die. `is_late`: the other front connects to the next engine
     last. `num_messages`: maximum number of messages read.
     """
 
     front: int
-    num_turns: int | None
+    num_steps: int | None
     is_late: bool
     num_messages: int
 
@@ -43,7 +43,7 @@ class FrontPair:
         self._text = text
         self._epoch = 1
 
-    async def turns(self, count: int) -> None:
+    async def run_steps(self, count: int) -> None:
         """Run `count` steps of the engine, with an iteration of the event loop after each."""
         for _ in range(count):
             self.fronts[0].step()
@@ -60,7 +60,7 @@ class FrontPair:
             service.engine, service.link = engine, link
         for service in sorted(self.fronts, key=lambda one: one.front.config.front_id == late):
             await service.connect()
-            await self.turns(5)
+            await self.run_steps(5)
 
     async def attempt(self, got: list[pb.GenerateResponse], what: Attempt) -> str:
         """Resume after the messages in `got`, and append the new ones to it; return the error
@@ -70,8 +70,8 @@ class FrontPair:
         counts = num_tokens_of(got)
         call: Any = service.stub.Resume(resumed("r", next_sequence=len(got), num_received=counts))
         await service.until(lambda: service.server.num_active_calls == 1)
-        if what.num_turns is not None:
-            await self.turns(what.num_turns)
+        if what.num_steps is not None:
+            await self.run_steps(what.num_steps)
             other = self.fronts[1 - what.front].front.config.front_id
             await self.replace_engine(late=other if what.is_late else None)
         reason: str = await service.result_of(_read(call, got, what.num_messages))
@@ -116,6 +116,6 @@ async def front_pair(text: ModelText) -> AsyncGenerator[FrontPair]:
         yield site
         for service in site.fronts:
             assert not service.server.num_live_requests
-        await site.turns(5)
+        await site.run_steps(5)
         assert first.is_clean()
         first.link.close()

@@ -44,7 +44,7 @@ class Case:
 
 
 class Step:
-    """A step with random keys and values, in shuffled blocks of pages that include the last one.
+    """A step with random keys and values, in shuffled blocks of the pages, the last block included.
     All other values in pages are NaN; in 8-bit pages, all other scales are NaN.
     """
 

@@ -98,7 +98,7 @@ class Receiver:
 
     def wait_for_spans(self, num: int) -> list[Span]:
         """Wait until there are `num` spans; return all."""
-        is_there = self.is_settled(lambda: len(self.spans()) >= num)
+        is_there = self.wait_until(lambda: len(self.spans()) >= num)
         assert is_there, f"{len(self.spans())} of {num} spans came"
         return self.spans()
 
@@ -108,17 +108,19 @@ class Receiver:
         def of_trace() -> list[Span]:
             return [span for span in self.spans() if span.trace_id.hex() == trace_id]
 
-        is_there = self.is_settled(lambda: names <= {span.name for span in of_trace()})
+        is_there = self.wait_until(lambda: names <= {span.name for span in of_trace()})
         assert is_there, f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
         return of_trace()
 
-    def is_settled(self, holds: Callable[[], bool], limit_s: float = TEST_TIMEOUT_S) -> bool:
-        """Return whether `holds` became true in time; it is checked after every request."""
+    def wait_until(self, holds: Callable[[], bool], limit_s: float = TEST_TIMEOUT_S) -> bool:
+        """Wait until `holds` is true, at most `limit_s` seconds; return whether it is. It is
+        checked after every request.
+        """
         with self._changed:
             return self._changed.wait_for(holds, limit_s)
 
     def wait_for_call(self) -> None:
-        assert self.is_settled(lambda: self.num_calls > 0)
+        assert self.wait_until(lambda: self.num_calls > 0)
 
 
 @contextmanager

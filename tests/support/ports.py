@@ -1,4 +1,4 @@
-"""Ports for programs that cannot take any free one, or that must get the same one again.
+"""Ports for programs that cannot bind port 0 (any free one), or that must bind the same one again.
 
 They are below the kernel's range for sockets without a port, so that no connection of another test
 takes them meanwhile.

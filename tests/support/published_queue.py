@@ -28,7 +28,7 @@ class PublishedBoard:
 
 
 class PublishedQueue:
-    """Publishes the state that `engine`'s queue had at the last call of `turned`.
+    """The status board of an engine in this process, with its queue as of the last `publish`.
 
     `queue_s`: the queue time, seconds, that is published while requests wait.
     """
@@ -37,9 +37,9 @@ class PublishedQueue:
         self.queue_s: float | None = None
         self._engine, self._board = engine, PublishedBoard()
         self.view = self._board.view
-        self.turned()
+        self.publish()
 
-    def turned(self) -> None:
-        """Publish after a step of the engine."""
+    def publish(self) -> None:
+        """Publish a step of the engine, and the present state of its queue."""
         queue = self._engine.queue
         self._board.show(len(queue), queue.num_tokens, self.queue_s if len(queue) else None)

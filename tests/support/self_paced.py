@@ -15,14 +15,14 @@ from support.core import FakeClock, make_info
 
 
 def token_of(request_id: str, position: int) -> int:
-    """Return the token at an absolute position of a request; prompts never contain it."""
+    """Return the token, 500 to 899, at an absolute position of a request."""
     return 500 + (hash((request_id, position)) % 400)
 
 
 class SelfPacedExecutor:
-    """Reports what the test scripts by `emit(key, count)`, `fail(key)`, `end(key, ...)`.
+    """Returns the results that the test adds with `emit(key, count)`, `fail(key)`, `end(key, ...)`.
 
-    `in_engine`: key -> request, admitted by the scheduler and not yet released.
+    `in_engine`: by key, the requests admitted by the scheduler and not yet released.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:

@@ -148,14 +148,14 @@ async def launched(
     *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
     """Start `penstock serve` with these arguments, by default on a free port and without the
-    operators' ports.
+    operations and metrics ports.
 
     `through`: the start of a command line that executes the command appended to it.
     """
     port = [] if "--port" in arguments else ["--port", "0"]
-    # Without an observer it starts sooner; `--metrics-port 0` asks for one.
-    for door in ("--operations-port", "--metrics-port"):
-        port += [] if door in arguments else [door, "off"]
+    # Without an observer the service starts sooner; `--metrics-port 0` enables it.
+    for option in ("--operations-port", "--metrics-port"):
+        port += [] if option in arguments else [option, "off"]
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     process = await asyncio.create_subprocess_exec(
         *(*through, sys.executable, "-m", "penstock.tools", "serve", *port, *arguments),

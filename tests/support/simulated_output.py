@@ -11,11 +11,11 @@ from penstock.scheduler.request import RequestSpec
 def simulated_token(
     prompt_ids: NDArray[np.int32], position: int, vocab_size: int, *, seed: int = 0
 ) -> int:
-    """Return the token at absolute `position` (at least the prompt's length) of the original
-    prompt.
+    """Return the token at the absolute `position`, which is at least the length of `prompt_ids`,
+    the original prompt.
 
-    `seed`: the one of the request's sampling parameters, 0 if greedy. Only for requests without
-    stop ids; `simulated_output` is correct for those too.
+    `seed`: that of the request's sampling parameters, 0 for greedy decoding. Only for requests
+    without stop ids; `simulated_output` is correct for those too.
     """
     origins = np.array([origin_of(prompt_ids, seed)], dtype=np.uint64)
     return int(tokens_at(origins, np.array([position], dtype=np.int64), vocab_size)[0])

@@ -116,6 +116,6 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
     return request_view(number, **given)
 
 
-def numbered(views: int) -> tuple[RequestView, ...]:
-    """Return `views` requests in order of arrival, one second apart."""
-    return tuple(map(request_view, range(views)))
+def numbered(num_views: int) -> tuple[RequestView, ...]:
+    """Return the views of `num_views` requests in order of arrival, one second apart."""
+    return tuple(map(request_view, range(num_views)))

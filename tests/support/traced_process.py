@@ -1,7 +1,7 @@
 """A process that traces a few requests as its environment configures, and reports the result.
 
-Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes on a line
-of stdin or when it ends, and prints one line of JSON.
+Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes the tracing when a line
+arrives on stdin or stdin ends, and prints one line of JSON.
 """
 
 import json

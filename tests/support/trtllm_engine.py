@@ -46,7 +46,7 @@ MAX_SEQ_LEN = 64
 RESPONSE_TIMEOUT_S = 30.0
 GRACE_S = 5.0
 HEALTH_INTERVAL_S = 1.0
-_NUM_TURNS_TO_SETTLE = 12
+_NUM_ITERATIONS_TO_SETTLE = 12
 
 
 def fake_module(name: str) -> Any:
@@ -56,7 +56,7 @@ def fake_module(name: str) -> Any:
 
 def _settle(thread: LoopThread) -> None:
     async def settled() -> None:
-        for _ in range(_NUM_TURNS_TO_SETTLE):
+        for _ in range(_NUM_ITERATIONS_TO_SETTLE):
             await asyncio.sleep(0)
 
     thread.run(settled(), TEST_TIMEOUT_S)

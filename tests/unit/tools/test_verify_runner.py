@@ -162,9 +162,9 @@ def test_checks_have_unique_names_and_real_features() -> None:
 def test_the_check_unsupported_requests_every_feature() -> None:
     """The check `unsupported` must ask for every feature that can be rejected."""
     from penstock.scheduler.executor import Feature
-    from penstock.tools.verify.endings import ASKING
+    from penstock.tools.verify.endings import FEATURE_OPTIONS
 
-    assert {feature.value for feature in Feature} <= ASKING.keys()
+    assert {feature.value for feature in Feature} <= FEATURE_OPTIONS.keys()
 
 
 class FakeClient:

@@ -49,7 +49,7 @@ class Harness:
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """Return acme's limit of live requests in the engine, and in the authenticator's policy."""
+        """The limit of live requests of acme, in the engine and in the authenticator's policy."""
         quotas = self._engine.quotas
         judged = self._judge.policy.tenant_policy("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live

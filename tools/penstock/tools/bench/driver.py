@@ -22,7 +22,7 @@ ERROR_PAUSE_S = 0.05
 server is unreachable.
 """
 
-_GRAIN_S = 1e-6
+_RESOLUTION_S = 1e-6
 """Resolution of the histograms, in seconds; shorter waits are skipped."""
 
 
@@ -99,14 +99,14 @@ class Driver:
             self.was_sending_at_end = True
 
     async def _run_open(self) -> None:
-        in_hand: PlannedRequest | None = None
+        next_request: PlannedRequest | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                for in_hand in self._requests:
+                for next_request in self._requests:
                     # Generated before it is due, because a long prompt takes milliseconds.
-                    token_ids = self._prompts.token_ids(in_hand)
-                    await self._until(in_hand.at_s)
-                    request, in_hand = in_hand, None
+                    token_ids = self._prompts.token_ids(next_request)
+                    await self._wait_until(next_request.at_s)
+                    request, next_request = next_request, None
                     if self.num_sent - self.num_ended >= self._share.max_in_flight:
                         self.recorder.drop(request.at_s)
                         continue
@@ -114,8 +114,8 @@ class Driver:
                     group.create_task(self._send(request, token_ids, request.at_s))
         finally:
             # Requests due before the end of the run that were not sent count as dropped.
-            if in_hand is not None:
-                self.recorder.drop(in_hand.at_s)
+            if next_request is not None:
+                self.recorder.drop(next_request.at_s)
             for request in self._requests:
                 self.recorder.drop(request.at_s)
 
@@ -125,7 +125,7 @@ class Driver:
                 group.create_task(self._keep_sending())
 
     async def _keep_sending(self) -> None:
-        await self._until(0.0)
+        await self._wait_until(0.0)
         for request in self._requests:
             token_ids = self._prompts.token_ids(request)
             now_s = self._clock()
@@ -145,12 +145,12 @@ class Driver:
         self._num_counted += is_counted
         return True
 
-    async def _until(self, at_s: float) -> None:
+    async def _wait_until(self, at_s: float) -> None:
         """Wait until `at_s`; yield to the event loop even if it has passed."""
         left_s = at_s - self._clock()
         await asyncio.sleep(max(left_s, 0.0))
         # Event loops round timers to milliseconds, so the sleep may end too early.
-        while (left_s := at_s - self._clock()) > _GRAIN_S:  # noqa: ASYNC110 - no event for a time
+        while (left_s := at_s - self._clock()) > _RESOLUTION_S:  # noqa: ASYNC110 - no event for a time
             await asyncio.sleep(left_s)
 
     async def _send(self, request: PlannedRequest, token_ids: list[int], due_s: float) -> bool:

@@ -71,7 +71,7 @@ class LatencyHistogram:
         return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in range(101)]
 
     def state(self) -> tuple[bytes, int, float, float]:
-        """Return the content as the arguments of `of`, for another process."""
+        """Return the content as the arguments of `from_state`, to be sent to another process."""
         return self._counts.encode(), self._num, self._sum_s, self._max_s
 
     @classmethod

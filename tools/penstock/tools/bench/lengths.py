@@ -28,7 +28,7 @@ class FixedLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The largest length that can be drawn."""
         return self.num_tokens
 
-    def draw(self, chance: random.Random) -> int:  # noqa: ARG002
+    def draw(self, rng: random.Random) -> int:  # noqa: ARG002
         """Return the next length."""
         return self.num_tokens
 
@@ -48,9 +48,9 @@ class UniformLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 f"min_tokens must be at most max_tokens, not {self.min_tokens} > {self.max_tokens}"
             )
 
-    def draw(self, chance: random.Random) -> int:
+    def draw(self, rng: random.Random) -> int:
         """Return the next length."""
-        return chance.randint(self.min_tokens, self.max_tokens)
+        return rng.randint(self.min_tokens, self.max_tokens)
 
 
 class LogNormalLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -72,10 +72,10 @@ class LogNormalLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         if not 0.0 <= self.sigma <= _MAX_SIGMA:
             raise ValueError(f"sigma must be in 0 .. {_MAX_SIGMA:g}, not {self.sigma:g}")
 
-    def draw(self, chance: random.Random) -> int:
+    def draw(self, rng: random.Random) -> int:
         """Return the next length."""
         location = math.log(self.mean_tokens) - self.sigma**2 / 2.0
-        drawn = chance.lognormvariate(location, self.sigma)
+        drawn = rng.lognormvariate(location, self.sigma)
         return max(1, round(min(drawn, self.max_tokens)))
 
 

@@ -1,7 +1,8 @@
 """Messages between the processes of the load generator, over a `multiprocessing` pipe that an event
 loop reads.
 
-The frames of `server.ipc.wire` are limited to 64 MiB: a plan may have a million requests.
+Not the frames of `server.ipc.wire`, which are limited to 64 MiB: a plan may have a million
+requests.
 """
 
 import asyncio

@@ -95,8 +95,8 @@ def _arrivals(plan: LoadPlan) -> Iterator[float]:
         case Arrivals.REPLAY:
             return (row.arrival_s for row in plan.rows)
         case _:
-            chance = random.Random(f"{plan.seed}:arrivals")
-            return itertools.accumulate(chance.expovariate(rate_per_s) for _ in itertools.count())
+            rng = random.Random(f"{plan.seed}:arrivals")
+            return itertools.accumulate(rng.expovariate(rate_per_s) for _ in itertools.count())
 
 
 def _rows(plan: LoadPlan) -> Iterator[TraceRequest]:
@@ -108,10 +108,10 @@ def _rows(plan: LoadPlan) -> Iterator[TraceRequest]:
 
 
 def _drawn_rows(plan: LoadPlan) -> Iterator[TraceRequest]:
-    chance = random.Random(f"{plan.seed}:lengths")
+    rng = random.Random(f"{plan.seed}:lengths")
     while True:
         yield TraceRequest(
             arrival_s=0.0,
-            num_prompt_tokens=plan.prompt_tokens.draw(chance),
-            num_output_tokens=plan.output_tokens.draw(chance),
+            num_prompt_tokens=plan.prompt_tokens.draw(rng),
+            num_output_tokens=plan.output_tokens.draw(rng),
         )

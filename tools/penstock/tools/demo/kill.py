@@ -23,8 +23,8 @@ _DEADLINE_S = 120.0
 
 
 class _DemoStream:
-    """One stream. `longest_gap_s`: the longest time between two of its messages with tokens;
-    `on_tokens` is called with the text of each.
+    """One stream. `longest_gap_s`: the longest time between two consecutive messages with tokens,
+    seconds. `on_tokens` is called with the text of each of these messages.
     """
 
     def __init__(self, request: DemoRequest) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.client import Event, Finished, GenerationOptions, PenstockError
 
-_WHOLE_LIFE = ("PENDING", "PROCESSING", "COMPLETED")
+_EXPECTED_STATES = ("PENDING", "PROCESSING", "COMPLETED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class DemoRun:
         if self.is_sound:
             return ""
         seen = ", ".join(name for name, _ in self.states) or "none"
-        return self.error or f"states seen: {seen}; expected {', '.join(_WHOLE_LIFE)}"
+        return self.error or f"states seen: {seen}; expected {', '.join(_EXPECTED_STATES)}"
 
     def on_event(self, event: "Event", at_s: float) -> str:
         """Record an event received `at_s` seconds after submission; return its text without control

@@ -111,14 +111,14 @@ def _plan(args: argparse.Namespace) -> int:
         raise UsageError("--trace or --synthetic must be given")
     check_report_options(args)
     try:
-        plan = _made(args)
+        plan = _search(args)
     except (TraceError, CalibrationError) as error:
         raise UsageError(str(error)) from error
     _report(args, plan)
     return ExitCode.FAILED if plan.best is None else ExitCode.OK
 
 
-def _made(args: argparse.Namespace) -> "Plan":
+def _search(args: argparse.Namespace) -> "Plan":
     from penstock.scheduler.setting import SettingError
     from penstock.tools.plan.plan import PlanSearch, make_plan
     from penstock.tools.plan.target import PlanTarget

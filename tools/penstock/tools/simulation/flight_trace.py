@@ -66,7 +66,7 @@ def flight_trace(path: Path) -> FlightTrace:
         num_output = history.num_output_tokens
         if history.end is None:
             num_output = 0 if is_self_paced else _output_so_far(history, collected_s)
-        elif not num_output and history.end is EventKind.FAILED and _is_of_load(history):
+        elif not num_output and history.end is EventKind.FAILED and _failed_for_capacity(history):
             num_output = min(history.details.max_tokens, mean or history.details.max_tokens)
         if num_output:
             counted.append((history.details.arrival_s, history.details, num_output))
@@ -122,7 +122,7 @@ def _mean_output(histories: list[RequestHistory]) -> int:
     return max(1, round(sum(lengths) / len(lengths))) if lengths else 0
 
 
-def _is_of_load(history: RequestHistory) -> bool:
+def _failed_for_capacity(history: RequestHistory) -> bool:
     known = {int(reason) for reason in FailureReason}
     return history.reason in known and FailureReason(history.reason) in CAPACITY_FAILURES
 

@@ -67,8 +67,8 @@ class DurationHistogram:
         return min(_middle_s(bucket), self._max_s)
 
     def cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the cumulative distribution: the midpoints of the buckets in use, seconds, and for
-        each the share of all durations in it and in the buckets below.
+        """Return the cumulative distribution, two arrays float64 [n]: the midpoints of the buckets
+        in use, seconds, and for each the share of all durations in it and in the buckets below.
         """
         used = np.flatnonzero(self._counts)
         shares = np.cumsum(self._counts)[used] / max(1, len(self))

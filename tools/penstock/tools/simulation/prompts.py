@@ -47,16 +47,16 @@ class PromptMaker:
     def make(self, request: TraceRequest, tenant_index: int) -> Prompt:
         """Return the prompt of a request; different tenants (`tenant_index`) never share blocks."""
         if not (request.prefix_ids and self._has_prefix_caching):
-            return Prompt(token_ids=self._plain(request.num_prompt_tokens))
+            return Prompt(token_ids=self._zero_tokens(request.num_prompt_tokens))
         token_ids = self._tokens(request)
         salt = b"tenant" + tenant_index.to_bytes(4, "little")
         if request.prefix_block_tokens % self._block_size == 0:
-            digests = self._written_digests(request, tenant_index)
+            digests = self._composed_digests(request, tenant_index)
         else:
             digests = hash_blocks(token_ids, self._block_size, chain_root(salt))
         return Prompt(token_ids=token_ids, hash_salt=salt, block_hashes=digests)
 
-    def _plain(self, num_tokens: int) -> NDArray[np.int32]:
+    def _zero_tokens(self, num_tokens: int) -> NDArray[np.int32]:
         if num_tokens > len(self._zeros):
             self._zeros = _frozen(np.zeros(2 * num_tokens, dtype=np.int32))
         return self._zeros[:num_tokens]
@@ -73,7 +73,7 @@ class PromptMaker:
             rest = rest // self._vocab_size
         return _frozen(tokens.astype(np.int32).ravel()[: request.num_prompt_tokens])
 
-    def _written_digests(self, request: TraceRequest, tenant_index: int) -> tuple[bytes, ...]:
+    def _composed_digests(self, request: TraceRequest, tenant_index: int) -> tuple[bytes, ...]:
         num_parts = request.prefix_block_tokens // self._block_size
         digests = np.empty((len(request.prefix_ids), num_parts), dtype=_DIGEST)
         digests["tenant"] = tenant_index

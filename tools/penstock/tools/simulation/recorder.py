@@ -50,7 +50,7 @@ class RunRecorder:
         self._keys: list[NDArray[np.int64]] = []
         self._times_s: list[float] = []
         self._num_buffered = 0
-        self._num_turns = 0
+        self._num_iterations = 0
         self._latest_s = 0.0
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
 
@@ -93,8 +93,8 @@ class RunRecorder:
                 self.table.counts("num_preemptions")[change.key - 1] += 1
         for end in events.ends:
             self._note_end(end)
-        self._num_turns += 1
-        if self._num_turns % self._sample_every_steps == 0:
+        self._num_iterations += 1
+        if self._num_iterations % self._sample_every_steps == 0:
             self.samples.add(events.at_s, engine, num_held_back)
 
     def note_prefill(self, keys: NDArray[np.int64], counts: NDArray[np.int32]) -> None:

@@ -68,11 +68,11 @@ def _timeline(args: argparse.Namespace) -> int:
             for piece in timeline_json(recording, num_steps=args.last):
                 file.write(piece)
     # If the trace is written to standard output, the summary is written to standard error.
-    people = sys.stderr if output == "-" else sys.stdout
+    summary_file = sys.stderr if output == "-" else sys.stdout
     for line in summary_lines(recording, num_steps=args.last):
-        print(printable(line), file=people)
+        print(printable(line), file=summary_file)
     if output is not None and output != "-":
-        print(f"timeline     {output}: open it in https://ui.perfetto.dev", file=people)
+        print(f"timeline     {output}: open it in https://ui.perfetto.dev", file=summary_file)
     return ExitCode.OK
 
 

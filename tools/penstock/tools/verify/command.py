@@ -282,7 +282,7 @@ class _Run:
             subject = Subject(
                 client=client,
                 address=address,
-                bare=bare_channel(address, options, self._args.server_name),
+                open_channel=bare_channel(address, options, self._args.server_name),
                 concurrency=self._limits.concurrency,
                 is_prefix_reuse_off=is_prefix_reuse_off,
             )

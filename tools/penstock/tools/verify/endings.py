@@ -39,8 +39,8 @@ _TINY_PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
-# For each optional feature: options that use it, with the prompt in PROMPTS if there is one.
-ASKING: Mapping[str, GenerationOptions] = {
+# For each optional feature, options that use it; FEATURE_PROMPTS has the prompt if one is needed.
+FEATURE_OPTIONS: Mapping[str, GenerationOptions] = {
     "json_schema": {"constraint": JsonSchemaConstraint(schema="{}")},
     "regex": {"constraint": RegexConstraint(pattern="[a-z]+")},
     "grammar": {"constraint": GrammarConstraint(ebnf='root ::= "yes"')},
@@ -59,7 +59,7 @@ ASKING: Mapping[str, GenerationOptions] = {
     "seed": {"seed": 7},
 }
 
-PROMPTS: Mapping[str, ChatPrompt] = {
+FEATURE_PROMPTS: Mapping[str, ChatPrompt] = {
     "images": ChatPrompt(
         messages=(ChatMessage("user", (Image(data=_TINY_PNG, mime_type="image/png"),)),)
     ),
@@ -131,13 +131,13 @@ async def _deadline(subject: Subject) -> str:
 
 async def _unsupported(subject: Subject) -> str:
     asked: list[str] = []
-    for feature, options in ASKING.items():
+    for feature, options in FEATURE_OPTIONS.items():
         if subject.model.supports(feature) is not False:
             continue
         asked.append(feature)
         try:
             wanted: GenerationOptions = {"max_tokens": 4, **options}
-            await subject.generate(PROMPTS.get(feature), **wanted)
+            await subject.generate(FEATURE_PROMPTS.get(feature), **wanted)
         except Unimplemented as error:
             named = error.metadata.get("feature", "")
             require(named == feature, f"{feature} was rejected as {named!r}")

@@ -127,7 +127,7 @@ class _QueueFill:
         """Number of requests that are not admitted yet."""
         return len(self.tasks) - len(self._admitted)
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until all requests are accepted and no more of them are being admitted, or until one
         has ended. Raises TimeoutError after 15 s.
 
@@ -140,11 +140,13 @@ class _QueueFill:
             lead = next(iter(self._num_messages))
             while not self.is_any_done:
                 num_waiting = self.num_waiting
-                await self._advanced(lead, self._num_messages[lead] + _NUM_SETTLED_MESSAGES)
+                await self._wait_for_messages(
+                    lead, self._num_messages[lead] + _NUM_SETTLED_MESSAGES
+                )
                 if self.num_waiting == num_waiting:
                     return
 
-    async def _advanced(self, index: int, num_messages: int) -> None:
+    async def _wait_for_messages(self, index: int, num_messages: int) -> None:
         """Wait until request number `index` has received `num_messages` messages with tokens, or
         any request has ended.
         """
@@ -200,29 +202,29 @@ async def _priority(subject: Subject) -> str:
 
 async def _overtake(subject: Subject, *, num_tokens: int) -> str:
     num = _fitting(subject, 2 * subject.concurrency)
-    crowd = _QueueFill(subject, num, num_tokens=num_tokens)
+    queue_fill = _QueueFill(subject, num, num_tokens=num_tokens)
     try:
-        return await _overtaking(subject, crowd)
+        return await _run_urgent(subject, queue_fill)
     finally:
-        await crowd.cancel()
+        await queue_fill.cancel()
 
 
-async def _overtaking(subject: Subject, crowd: _QueueFill) -> str:
+async def _run_urgent(subject: Subject, queue_fill: _QueueFill) -> str:
     try:
-        await crowd.settled()
+        await queue_fill.wait_until_settled()
     except TimeoutError as error:
         raise CheckSkipped("the queue could not be filled in time") from error
-    num_waiting = crowd.num_waiting
-    if crowd.is_any_done:
+    num_waiting = queue_fill.num_waiting
+    if queue_fill.is_any_done:
         raise _EndedEarly(f"a request ended while {num_waiting} waited: no queue")
     if num_waiting < _MIN_NUM_WAITING:
-        raise CheckSkipped(f"of {len(crowd.tasks)} requests {num_waiting} waited: no queue")
+        raise CheckSkipped(f"of {len(queue_fill.tasks)} requests {num_waiting} waited: no queue")
     overtaken: int | None = None
 
     def on_event(event: Event, _: Transcript) -> None:
         nonlocal overtaken
         if isinstance(event, Tokens) and overtaken is None:
-            overtaken = crowd.num_waiting
+            overtaken = queue_fill.num_waiting
 
     await subject.generate(
         priority=_HIGH, max_tokens=1, temperature=0.0, ignore_eos=True, on_event=on_event

@@ -20,7 +20,7 @@ _RETENTION, _RETENTION_S = 80, 60.0
 
 async def _prefix_reuse(subject: Subject) -> str:
     first, second, num_tokens = await _twice(subject, {})
-    num_cached = _found_again(first, second, num_tokens)
+    num_cached = _require_cache_hit(first, second, num_tokens)
     return f"{num_cached} of {num_tokens} prompt tokens found the second time"
 
 
@@ -43,7 +43,7 @@ async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
         first.num_tokens == second.num_tokens > 0,
         f"{first.num_tokens} and {second.num_tokens} tokens with {', '.join(wanted)}",
     )
-    num_cached = _found_again(first, second, num_tokens)
+    num_cached = _require_cache_hit(first, second, num_tokens)
     return f"accepted; {num_cached} of {num_tokens} prompt tokens found the second time"
 
 
@@ -63,7 +63,7 @@ async def _twice(
     return first, await subject.generate(prompt, **plain), num_tokens
 
 
-def _found_again(first: Transcript, second: Transcript, num_tokens: int) -> int:
+def _require_cache_hit(first: Transcript, second: Transcript, num_tokens: int) -> int:
     num_before, num_cached = _num_cached(first), _num_cached(second)
     require(
         num_cached > num_before,

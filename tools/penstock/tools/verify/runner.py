@@ -37,7 +37,8 @@ async def run_checks(
 
     Checks that are not done within `timeout_s`, the limit for all together, fail. With
     `crash_detector`, a crash of the engine fails the current check, and the next check waits for
-    the replacement; without a replacement, the remaining checks fail."""
+    the replacement; without a replacement, the remaining checks fail.
+    """
     ends_s = clock() + timeout_s
     results: list[CheckResult] = []
     if crash_detector is not None:

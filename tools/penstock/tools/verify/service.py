@@ -45,10 +45,10 @@ async def _health(subject: Subject) -> str:
 
 async def _reflection(subject: Subject) -> str:
     metadata: Pairs = ()
-    if subject.bare is None:
+    if subject.open_channel is None:
         opened = grpc.aio.insecure_channel(grpc_target(subject.address))
     else:
-        opened, metadata = subject.bare()
+        opened, metadata = subject.open_channel()
     async with opened as channel:
         for method in _REFLECTION_METHODS:
             try:

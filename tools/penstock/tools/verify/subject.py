@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PROMPT = "Once upon a time, in a valley between two rivers, there lived a miller who"
 CALL_DEADLINE_S = 60.0
-_PROMPT_ROOM_TOKENS = 64
+_RESERVED_PROMPT_TOKENS = 64
 _MAX_TEXT_PROMPT_TOKENS = 32
 
 
@@ -37,16 +37,16 @@ class Subject:
     which write their results to `figures`. `is_prefix_reuse_off`: prefix caching is disabled by the
     service's options.
 
-    `bare`: opens a channel and returns it with the metadata to send, for methods that the client
-    does not support; None: a plain-text channel without metadata is to be used. `found_model`: the
-    response of GetModel, None until a check has called it.
+    `open_channel`: opens a channel and returns it with the metadata to send, for methods that the
+    client does not support; None: a plain-text channel without metadata is to be used.
+    `found_model`: the response of GetModel, None until a check has called it.
     """
 
     client: Client
     address: str
     concurrency: int
     is_prefix_reuse_off: bool = False
-    bare: "Callable[[], tuple[grpc.aio.Channel, Pairs]] | None" = None
+    open_channel: "Callable[[], tuple[grpc.aio.Channel, Pairs]] | None" = None
     found_model: Model | None = None
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -71,8 +71,10 @@ class Subject:
         prompt of 64 tokens.
         """
         limits = self.model.limits
-        room = (limits.max_total_tokens or num_tokens + _PROMPT_ROOM_TOKENS) - _PROMPT_ROOM_TOKENS
-        return max(1, min(num_tokens, limits.max_output_tokens or num_tokens, room))
+        max_fitting = (
+            limits.max_total_tokens or num_tokens + _RESERVED_PROMPT_TOKENS
+        ) - _RESERVED_PROMPT_TOKENS
+        return max(1, min(num_tokens, limits.max_output_tokens or num_tokens, max_fitting))
 
     def prompt(self, text: str = PROMPT) -> PromptLike:
         """Return the text as prompt or, if the model accepts no text, random token ids that depend
@@ -86,9 +88,9 @@ class Subject:
         """Return random token ids from the middle of the vocabulary, where few are special tokens;
         the same for the same `seed`.
         """
-        draw = random.Random(seed)
+        rng = random.Random(seed)
         low, high = self.vocab_size // 4, max(self.vocab_size // 4 + 1, self.vocab_size * 3 // 4)
-        return [draw.randrange(low, high) for _ in range(num_tokens)]
+        return [rng.randrange(low, high) for _ in range(num_tokens)]
 
     def uncached(self) -> GenerationOptions:
         """Return options that prevent a request from using cached prefixes of earlier requests;

@@ -1,4 +1,4 @@
-"""Simulated machines ("plants") and their loads, for `latency_target.py`.
+"""Simulated machines and their loads, for `latency_target.py`.
 
 Each machine has true step times, which the fitted cost model must learn, and a load of requests.
 """
@@ -50,8 +50,8 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plant:
-    """A simulated machine (plant) and its load.
+class Machine:
+    """A simulated machine and its load.
 
     Attributes:
         steady: Parts of the run, as (from, to) shares, in which machine and load are constant and
@@ -137,25 +137,25 @@ def erratic_s(work: StepMeasure, share: float, random: np.random.Generator) -> f
 
 _CROWD = Load(num_decoding=((0.0, 256),), num_prompt_tokens=128, num_output_tokens=2048)
 
-PLANTS = (
-    Plant(name="linear", true_s=linear_s),
-    Plant(name="noisy", true_s=noisy_s, is_noisy=True),
-    Plant(name="convex", true_s=convex_s),
-    Plant(name="stairs", true_s=stairs_s),
-    Plant(
+MACHINES = (
+    Machine(name="linear", true_s=linear_s),
+    Machine(name="noisy", true_s=noisy_s, is_noisy=True),
+    Machine(name="convex", true_s=convex_s),
+    Machine(name="stairs", true_s=stairs_s),
+    Machine(
         name="slower",
         true_s=slower_s,
         steady=((0.25, 0.5), (0.625, 0.75), (0.875, 1.0)),
         is_changing=True,
     ),
-    Plant(
+    Machine(
         name="load",
         true_s=linear_s,
         load=Load(num_decoding=((0.0, 32), (1 / 3, 200), (2 / 3, 32))),
         steady=((1 / 6, 1 / 3), (1 / 2, 2 / 3), (5 / 6, 1.0)),
         is_changing=True,
     ),
-    Plant(
+    Machine(
         name="crowded",
         true_s=linear_s,
         target_s=0.016,
@@ -163,6 +163,6 @@ PLANTS = (
         is_crowded=True,
     ),
     # Requests that start together age and end together.
-    Plant(name="cohorts", true_s=linear_s, target_s=0.016, load=_CROWD, is_crowded=True),
-    Plant(name="erratic", true_s=erratic_s, is_noisy=True, is_erratic=True),
+    Machine(name="cohorts", true_s=linear_s, target_s=0.016, load=_CROWD, is_crowded=True),
+    Machine(name="erratic", true_s=erratic_s, is_noisy=True, is_erratic=True),
 )
