@@ -218,7 +218,7 @@ class Accounts:
     ) -> RequestAccount:
         """Return a new account for a request that has just arrived. `parent` is the remote parent
         span, or None."""
-        trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
+        trace = self._ids.new_trace_parent(parent) if self.is_tracing else NOT_TRACED
         return RequestAccount(method, peer, arrival_s, trace)
 
     def close(

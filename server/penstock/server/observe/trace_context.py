@@ -128,7 +128,7 @@ class TraceIds:
             pass
         return span_id
 
-    def begin(self, parent: RemoteParent | None) -> TraceParent:
+    def new_trace_parent(self, parent: RemoteParent | None) -> TraceParent:
         """Return the ids of a request, as a child of `parent` or as the root of a new trace."""
         if parent is None:
             both = self._draw(24)

@@ -249,7 +249,8 @@ class CrashAttribution:
         self._accounts: dict[int, _CrashHistory] = {}
 
     def record_death(self, death: EngineDeath) -> None:
-        """Record the death of an engine for the requests in progress."""
+        """Count the death of an engine for the requests in progress, and for the request on
+        probation if it was in progress."""
         now_s, keys = self._clock(), death.keys_in_progress
         # A request on probation that was not in progress was waiting, so it is not counted.
         tried = death.keys_on_probation if keys & death.keys_on_probation else frozenset[int]()

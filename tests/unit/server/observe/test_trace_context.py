@@ -105,7 +105,7 @@ def test_a_request_gets_its_own_span() -> None:
     ids = TraceIds()
     parent = parse_traceparent(GOOD, "a=1")
     assert parent is not None
-    child, root = ids.begin(parent), ids.begin(None)
+    child, root = ids.new_trace_parent(parent), ids.new_trace_parent(None)
     assert child.trace_id == parent.trace_id
     assert child.parent_span_id == parent.span_id != child.span_id
     assert (child.is_parent_sampled, child.trace_state) == (True, "a=1")
@@ -115,7 +115,7 @@ def test_a_request_gets_its_own_span() -> None:
 
 def test_ids_are_random_over_their_whole_length() -> None:
     ids = TraceIds()
-    drawn = [ids.begin(None) for _ in range(10_000)]
+    drawn = [ids.new_trace_parent(None) for _ in range(10_000)]
     assert len({trace.trace_id for trace in drawn}) == len(drawn)
     assert len({trace.span_id for trace in drawn}) == len(drawn)
     assert len({trace.trace_id[:8] for trace in drawn}) > len(drawn) - 2
@@ -125,7 +125,7 @@ def test_ids_are_random_over_their_whole_length() -> None:
 def test_zero_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = iter([bytes(4096), bytes(4096), b"\x01" * 4096])
     monkeypatch.setattr(os, "urandom", lambda size: next(pools))
-    trace = TraceIds().begin(None)
+    trace = TraceIds().new_trace_parent(None)
     assert any(trace.trace_id)
     assert any(trace.span_id)
 
@@ -150,7 +150,7 @@ import sys
 from penstock.server.observe.trace_context import TraceIds
 ids = TraceIds()
 for _ in range({NUM_IDS}):
-    trace = ids.begin(None)
+    trace = ids.new_trace_parent(None)
     sys.stdout.buffer.write(trace.trace_id + trace.span_id)
 """
 
