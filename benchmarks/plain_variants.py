@@ -145,7 +145,7 @@ class ColumnSums(WaitingSums):
         self._tenants: dict[str, int] = {}
 
     def add(self, request: Request, due_s: float) -> None:
-        """Add a request that enters the order."""
+        """Add a request that may now be admitted; `due_s`: its earliest deadline or time limit."""
         place, spec = len(self._keys), request.spec
         if place == len(self._columns):
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)))
@@ -162,7 +162,7 @@ class ColumnSums(WaitingSums):
         self._place_of[spec.key] = place
 
     def remove(self, request: Request) -> None:
-        """Remove a request that leaves the order; a no-op if it is not in it."""
+        """Remove a request that leaves the queue; a no-op if it is not in the sums."""
         place = self._place_of.pop(request.spec.key, None)
         if place is None:
             return
@@ -175,7 +175,7 @@ class ColumnSums(WaitingSums):
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_under_share: bool = False
     ) -> QueuedAhead:
-        """Return the sum of the requests likely to go before one that is not in the order yet."""
+        """Return the sum of the requests likely to go before one that is not in the sums yet."""
         rows, spec = self._columns[: len(self._keys)], request.spec
         tenant = self._tenants.get(spec.tenant, -1)
         is_mine = rows[:, 0] == spec.priority

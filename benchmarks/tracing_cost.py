@@ -55,7 +55,7 @@ from tracing_sides import (
     RunResult,
     Side,
     base_of,
-    sides_up,
+    started_sides,
 )
 
 MAX_LOOP_US = 10.0
@@ -201,7 +201,7 @@ def measure(options: Namespace) -> Outcome:
     names = tuple(name for name in (*PENSTOCK, *PEERS) if name != CONTRIB or has_contrib)
     if not has_contrib:
         progress(f"left out: {CONTRIB}: opentelemetry-instrumentation-grpc is not installed")
-    with sides_up(names) as sides:
+    with started_sides(names) as sides:
         runs = all_runs(plan, sides)
         traces = [traces_of(side) for side in sides.values() if side.service or side.count]
     print_rows("Variants at the rate, and their maximum (medians)", medians(runs, "side"))

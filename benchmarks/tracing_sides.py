@@ -169,7 +169,7 @@ class Side:
 
 
 @contextlib.contextmanager
-def sides_up(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
+def started_sides(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
     """Start all variants; yield them ready and pinned to their cores. Raises RunFailed."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))

@@ -43,8 +43,8 @@ def num_received(service: SteppedService) -> int:
 
 
 async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, PublishedQueue]:
-    """Fill the slots with requests of `num_tokens` output tokens, and then the queue, which fronts
-    can read from then on.
+    """Fill the slots with requests of `num_tokens` output tokens, publish its queue to the
+    front, and fill the queue.
     """
     calls = Calls()
     await fill_slots(service, calls, SLOTS, num_tokens)

@@ -27,7 +27,7 @@ COST = {
 PREFIX = tuple(range(100, 148))
 
 
-def asks() -> list[tuple[tuple[int, ...], int]]:
+def request_shapes() -> list[tuple[tuple[int, ...], int]]:
     """Return (prompt, number of output tokens) of requests of many lengths; every second prompt has
     a common prefix.
     """
@@ -57,8 +57,8 @@ async def record(folder: Path) -> None:
         Client(service.address, retry=NO_RETRY) as client,
     ):
         # One after the other, so that the blocks of the first are there for the next.
-        await ask(client, *asks()[1], priority=0)
-        others = [one for number, one in enumerate(asks()) if number != 1]
+        await ask(client, *request_shapes()[1], priority=0)
+        others = [one for number, one in enumerate(request_shapes()) if number != 1]
         await asyncio.gather(*(ask(client, *one, priority=2) for one in others))
         service.process.terminate()
         assert await service.ended() == 0
@@ -71,8 +71,8 @@ async def test_a_recorded_service_can_be_replayed(tmp_path: Path) -> None:
     steps, trace = folder / "steps.jsonl", folder / "requests.jsonl"
     requests = list(read_trace(trace))
     lengths = [(one.num_prompt_tokens, one.num_output_tokens) for one in requests]
-    assert sorted(lengths) == sorted((len(prompt), num) for prompt, num in asks())
-    assert lengths[0] == (len(asks()[1][0]), 2)
+    assert sorted(lengths) == sorted((len(prompt), num) for prompt, num in request_shapes())
+    assert lengths[0] == (len(request_shapes()[1][0]), 2)
     assert [one.priority for one in requests] == [0] + 23 * [2]
     # A deadline travels as a rounded-up number of milliseconds to seconds: not to the microsecond.
     assert all(50.0 < one.deadline_s < 61.0 for one in requests)
@@ -81,8 +81,8 @@ async def test_a_recorded_service_can_be_replayed(tmp_path: Path) -> None:
 
     counts, _ = read_steps(steps)
     # The first token of each output comes from the last step of its prompt.
-    assert counts[:, 1].sum() == sum(num - 1 for _, num in asks())
-    num_cached = sum(len(prompt) for prompt, _ in asks()) - int(counts[:, 0].sum())
+    assert counts[:, 1].sum() == sum(num - 1 for _, num in request_shapes())
+    num_cached = sum(len(prompt) for prompt, _ in request_shapes()) - int(counts[:, 0].sum())
     assert num_cached == 11 * len(PREFIX)
 
     fitted = finished("simulate", "--calibrate-from", steps)

@@ -167,7 +167,9 @@ class AttentionBench:
         return out.reshape(num_tokens, -1)
 
     def expected_decodes(self, slots: Sequence[int], qkv: Tensor, starts: Sequence[int]) -> Tensor:
-        """Return the attention output of one token of each slot. `starts`: positions by slot."""
+        """Return the attention output [n, Hq * D] of one token of each of `slots`; `qkv` [n, (Hq +
+        2 * Hkv) * D]. `starts`: the position of each slot's token, by slot.
+        """
         rows = zip(slots, qkv.split(1), strict=True)
         return torch.cat([self.expected(slot, row, starts[slot]) for slot, row in rows])
 

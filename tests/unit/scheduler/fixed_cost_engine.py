@@ -1,6 +1,6 @@
 """An engine in virtual time over a simulated machine whose cost coefficients it knows.
 
-The site runs the engine and records what its clients receive. It does not check the results.
+Runs the engine and records what its clients receive; does not check the results.
 """
 
 from __future__ import annotations

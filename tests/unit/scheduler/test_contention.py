@@ -11,7 +11,7 @@ from unit.scheduler.fixed_cost_engine import FixedCostEngine
 
 
 def flooded(num_prompts: int = 4, **options: Any) -> FixedCostEngine:
-    """Return a site in which one tenant has all four slots, the last of them in prefill. Prompts
+    """Return an engine in which one tenant has all four slots, the last of them in prefill. Prompts
     after the fourth wait.
     """
     site = FixedCostEngine(**options)

@@ -18,7 +18,7 @@ ALONE_S = 0.11
 """A prompt of 100 tokens on an idle machine."""
 
 
-def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+def set_bias(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     """Set the measured bias of predictions to -`error`: they are too long by this share."""
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
@@ -29,7 +29,7 @@ def test_on_arrival_the_predicted_wait_is_reduced_by_the_known_error(
     error: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostEngine(num_seqs=1, order=SchedulingOrder.FCFS)
-    forgive(monkeypatch, error)
+    set_bias(monkeypatch, error)
     for key in range(1, 11):
         site.submit(key, 100, max_tokens=1)
     # Ten times 110 ms ahead of it, or as little as half of that.
@@ -56,7 +56,7 @@ def test_at_admission_the_predicted_prefill_is_reduced_by_the_known_error(
     if num_under_way:
         site.submit(1, num_under_way)
         site.step()
-    forgive(monkeypatch, error)
+    set_bias(monkeypatch, error)
     request = site.request(2, 100, ttft_deadline_s=patience_s)
     rejection = site.engine.predictor.check_at_admission(request, [], site.clock())
     assert (rejection is not None) is is_dropped
@@ -76,7 +76,7 @@ def test_at_admission_the_output_is_no_longer_than_it_must_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostEngine()
-    forgive(monkeypatch, 0.0)
+    set_bias(monkeypatch, 0.0)
     request = site.request(1, 100, min_tokens=3, max_tokens=100, deadline_s=0.14)
     assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
     longer = site.request(2, 100, min_tokens=5, max_tokens=100, deadline_s=0.14)
@@ -123,7 +123,7 @@ def test_nothing_is_predicted_for_a_distant_deadline(
 # The requests ahead: all of the same tenant are certain, other tenants take turns.
 
 
-def crowd(site: FixedCostEngine) -> None:
+def fill_queue(site: FixedCostEngine) -> None:
     """Submit five prompts of another tenant, which wait."""
     for key in range(1, 6):
         site.submit(key, 100, max_tokens=1, tenant="others")
@@ -134,8 +134,8 @@ def test_on_arrival_the_prediction_includes_turns_of_other_tenants(
     patience_s: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostEngine(num_seqs=1)
-    forgive(monkeypatch, 0.0)
-    crowd(site)
+    set_bias(monkeypatch, 0.0)
+    fill_queue(site)
     request = site.submit(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=patience_s)
     site.step()
     assert (request is None) is is_rejected
@@ -153,8 +153,8 @@ def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostEngine(num_seqs=1)
-    forgive(monkeypatch, 0.0)
-    crowd(site)
+    set_bias(monkeypatch, 0.0)
+    fill_queue(site)
     now = site.clock()
     request = site.request(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=0.1)
     if what == "limit_rejection":
@@ -171,7 +171,7 @@ def test_a_prefix_that_another_request_may_compute_still_counts_when_asked_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostEngine(num_seqs=1)
-    forgive(monkeypatch, 0.0)
+    set_bias(monkeypatch, 0.0)
     site.submit(1, 4, max_tokens=300)
     site.step()
     site.submit(2, 400, hashed=True)
@@ -192,7 +192,7 @@ def test_a_request_with_an_uncomputed_prefix_is_dropped_when_it_must_be_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostEngine(num_seqs=1)
-    forgive(monkeypatch, 0.0)
+    set_bias(monkeypatch, 0.0)
     for _ in range(1000):
         site.engine.completion.lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
@@ -210,7 +210,7 @@ def test_a_cached_prefix_is_taken_off_the_prompt(
     num_logprobs: int, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostEngine(num_seqs=1)
-    forgive(monkeypatch, 0.0)
+    set_bias(monkeypatch, 0.0)
     site.submit(1, 400, hashed=True)
     site.run()
     site.submit(2, 10, max_tokens=50)

@@ -52,7 +52,7 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
 
 
 def test_the_time_between_tokens_includes_pauses() -> None:
-    """Three of four steps of one second leave the decodes out, so a token takes four seconds."""
+    """Three of four steps of one second exclude the decodes, so a token takes four seconds."""
     engine, executor = busy_engine()
     num_paused, now = 0, 0.0
     for key in range(100, 160):

@@ -1,4 +1,4 @@
-"""Which addresses are on this machine, and which may get a load."""
+"""Which addresses are on this machine, and to which load may be sent."""
 
 import pytest
 

@@ -30,15 +30,17 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class ThresholdPredicate:
-    """A predicate that is true of the given numbers and from `or_from` on. `asked`: arguments."""
+    """A predicate that is true for the given numbers and for all from `or_from` on. `calls`: the
+    arguments of its calls, in order.
+    """
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
         self._numbers = numbers
         self._or_from = or_from
-        self.asked: list[int] = []
+        self.calls: list[int] = []
 
     def __call__(self, num: int) -> bool:
-        self.asked.append(num)
+        self.calls.append(num)
         return num in self._numbers or num >= self._or_from
 
 
@@ -50,25 +52,25 @@ def test_the_least_number_that_holds_is_found_and_the_one_below_was_tried(
     meets = ThresholdPredicate(or_from=answer)
 
     assert least_replicas(meets, first_guess=first_guess, max_replicas=64) == answer
-    assert len(set(meets.asked)) == len(meets.asked)
-    assert answer in meets.asked
-    assert answer == 1 or answer - 1 in meets.asked
-    assert all(1 <= num <= 64 for num in meets.asked)
-    assert len(meets.asked) <= 13
+    assert len(set(meets.calls)) == len(meets.calls)
+    assert answer in meets.calls
+    assert answer == 1 or answer - 1 in meets.calls
+    assert all(1 <= num <= 64 for num in meets.calls)
+    assert len(meets.calls) <= 13
 
 
 def test_a_good_guess_takes_two_trials() -> None:
     meets = ThresholdPredicate(or_from=20)
 
     assert least_replicas(meets, first_guess=20, max_replicas=64) == 20
-    assert meets.asked == [20, 19]
+    assert meets.calls == [20, 19]
 
 
 def test_none_when_the_most_fails() -> None:
     meets = ThresholdPredicate()
 
     assert least_replicas(meets, first_guess=3, max_replicas=9) is None
-    assert 9 in meets.asked
+    assert 9 in meets.calls
 
 
 def test_a_predicate_that_is_not_monotone_ends_the_search_at_a_boundary() -> None:
@@ -78,7 +80,7 @@ def test_a_predicate_that_is_not_monotone_ends_the_search_at_a_boundary() -> Non
 
     assert found in (3, 8, 12)
     assert found is not None
-    assert {found, found - 1} <= set(meets.asked)
+    assert {found, found - 1} <= set(meets.calls)
 
 
 def test_a_search_needs_a_replica() -> None:
