@@ -93,7 +93,7 @@ def test_pages_leave_room_for_the_largest_step_and_the_graphs(
         raise _CheckedError
 
     loading = f"{CUDA}.fused_loading"
-    monkeypatch.setattr(f"{loading}._try", lambda *_: (torch.zeros(1), None))
+    monkeypatch.setattr(f"{loading}._run_trial", lambda *_: (torch.zeros(1), None))
     monkeypatch.setattr(TrialReference, "fault_of", lambda *_: "")
     monkeypatch.setattr(TrialReference, "error_of", lambda *_: 0.0)
     monkeypatch.setattr(f"{loading}.run_widest_step", lambda *_, **__: None)
