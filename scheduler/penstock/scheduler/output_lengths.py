@@ -195,11 +195,11 @@ class OutputLengths:
     - `mean_tokens`, `expected`, `expected_remaining`: outputs are assumed memoryless. The mean is
       the number of all tokens divided by the number of complete outputs (the maximum likelihood for
       censored lifetimes: Cox and Oakes, *Analysis of Survival Data*, chapter 3).
-    - `distribution`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric
-      Estimation from Incomplete Observations", 1958), of the tenant's outputs with a limit of the
-      same octave. Each hazard is shrunk towards that of a more general group, in the order: tenant
-      and limit, tenant, limit, all. So at a length without observations in a group, the hazard of
-      the more general group applies.
+    - `distribution`: the hazards by length (Kaplan and Meier, "Nonparametric Estimation from
+      Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
+      hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,
+      limit, all. So at a length without observations in a group, the hazard of the more general
+      group applies.
 
     Observations from `memory` requests ago have weight 1/e. Raises ValueError naming the invalid
     parameter.
