@@ -1,4 +1,4 @@
-"""`penstock verify` when engines die, and when the service that it started stops slowly."""
+"""Runs `penstock verify` while engines die, and with a service of its own that stops slowly."""
 
 import json
 import os
