@@ -150,7 +150,8 @@ class Harness:
 
     async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
         """Return the number of tokens that the engine has generated, as reported in the statistics:
-        in report number `num_ticks`, or in the first report of at least `enough` tokens.
+        in report number `num_ticks` or, if it comes earlier, the first report of at least `enough`
+        tokens.
         """
         service = await self._running()
         num_made = num_seen = 0

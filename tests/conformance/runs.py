@@ -210,8 +210,8 @@ class Run:
             await program.write_line("go")
 
     async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
-        """Return `result`, or a failed result if the scenario left requests running or, although it
-        passed, not the expected evidence at the service. Stops the service after a drain or a
+        """Return `result`, or a failed result if the scenario left requests running, or passed
+        without leaving the expected evidence at the service. Stops the service after a drain or a
         failure.
         """
         why = await self._harness.lacks() if result.outcome == "passed" else ""

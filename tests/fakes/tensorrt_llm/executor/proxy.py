@@ -90,8 +90,8 @@ class GenerationExecutorProxy:
         return self.settings.is_death_seen_by_health and not self.engine.is_alive
 
     def shutdown(self) -> None:
-        """Stop the engine and its worker process, and block until they have ended. A second call
-        does nothing.
+        """Stop the engine and its worker process. Blocks for up to `shutdown_s`, and then until
+        both have ended, at most 10 s for each; a second call does nothing.
 
         Raises at the end a previous error that was not yet raised.
         """
