@@ -1,5 +1,5 @@
-"""Training prompts that do not occur in plays: digits, code, addresses, capitals, arbitrary
-Unicode, small sums.
+"""Generates training prompts of kinds that do not occur in plays: code, addresses, numbers, words
+in capitals, arbitrary Unicode characters, small sums, and consecutive numbers.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def other_prompt(generator: np.random.Generator) -> str:
 
 
 def sums(generator: np.random.Generator) -> list[tuple[str, str]]:
-    """Return (question, answer) lines: one-digit sums and differences in one notation, or one line
-    that counts.
+    """Return (question, answer) pairs: sums or differences of two digits, and their results, either
+    all with spaces around the signs or all without; or, one time in five, a single pair of three
+    consecutive numbers and the numbers that follow them.
     """
     space = " " if generator.random() < 0.3 else ""
     if generator.random() < 0.2:

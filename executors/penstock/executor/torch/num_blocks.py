@@ -1,4 +1,4 @@
-"""The number of KV cache blocks: from the settings, or from a GPU's free memory.
+"""Determines the number of KV cache blocks, from the settings or from a GPU's free memory.
 
 `num_host_blocks` and `num_device_blocks` raise ValueError if the blocks do not fit into the free
 memory. On a host this is MemAvailable, or less if a control group limits it. The page cache counts

@@ -1,4 +1,4 @@
-"""The steps that need the most memory, for its measurement at load.
+"""Creates the steps that need the most memory, so that a step's memory can be measured at load.
 
 All keys and values of these steps are in block 0, which the block tables repeat.
 """

@@ -133,7 +133,7 @@ class KvCacheSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """Settings of the engine's scheduler."""
+    """How the engine's scheduler selects requests, and divides a step's tokens among prompts."""
 
     capacity_scheduler_policy: CapacityPolicy = setting(
         CapacityPolicy.GUARANTEED_NO_EVICT,
@@ -202,7 +202,9 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Settings of LoRA. Raises ValueError naming the field."""
+    """The LoRA adapters, and the limits on their rank, on the layers that they change and on their
+    number in memory. Raises ValueError naming the field.
+    """
 
     adapters: tuple[AdapterConfig, ...] = ()
     max_lora_rank: int = setting(

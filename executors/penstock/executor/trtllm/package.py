@@ -83,8 +83,8 @@ class Package:
 def load_package(*, is_engine: bool = False) -> Package:
     """Import TensorRT-LLM and inspect it; takes seconds and needs CUDA.
 
-    `is_engine`: the model is an engine built ahead, so `build` and `llm_arguments` are those of the
-    TensorRT backend.
+    `is_engine`: the model is an engine built ahead of time, so `build` and `llm_arguments` are
+    those of the TensorRT backend.
 
     Before the import, the variables of an MPI job are removed from this process's environment, as
     NVIDIA's Triton backend does: the package starts its workers through MPI, and if this process

@@ -87,10 +87,11 @@ class _Rotary(ctypes.Structure):
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """Return the library of the compiled kernels; log a warning if it is older than the sources of
-    a checkout.
+    """Return the library of the compiled kernels. If it was not built from the current sources of a
+    checkout, log a warning.
 
-    None if they are not built, or if torch's OpenMP library lacks the functions they need.
+    Returns None if the kernels are not built, or if torch's OpenMP library lacks a function that
+    they need.
     """
     try:
         library = ctypes.CDLL(str(_LIBRARY))

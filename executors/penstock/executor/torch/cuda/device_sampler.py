@@ -361,8 +361,8 @@ def _words_of(request: Request) -> NDArray[np.int32]:
 
 
 def _packed_counts(request: Request) -> tuple[Ints, NDArray[np.int16]]:
-    """Return the request's distinct tokens and their entries in the table of counts: the number of
-    outputs, and the bit IN_PROMPT.
+    """Return the request's distinct tokens and, for each, its entry in the table of counts: how
+    often it occurs in the output, and the bit IN_PROMPT if it occurs in the prompt.
     """
     num_prompt = request.spec.num_original_prompt_tokens
     tokens, place = np.unique(request.tokens, return_inverse=True)
