@@ -3,7 +3,7 @@
 A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it.
 
 - Step fitting: least squares over the last observed steps instead of recursive least squares.
-- Sums over the waiting requests: computed anew for each forecast, instead of kept up to date.
+- Sums over the waiting requests: computed again for each forecast, instead of kept up to date.
 - Damping: every rise of the step budget is allowed at once, instead of longer waits after failed
   ones.
 - Eviction: a fixed value of a cached block, its uses less its age, instead of a value learned from
@@ -134,7 +134,7 @@ class UndampedProbes(Probes):
 
 
 class ColumnSums(WaitingSums):
-    """Sums over the waiting requests that are computed anew for each forecast, from columns."""
+    """Sums over the waiting requests that are computed again for each forecast, from columns."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
