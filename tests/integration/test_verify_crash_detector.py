@@ -1,4 +1,6 @@
-"""Runs `penstock verify` while engines die, and with a service of its own that stops slowly."""
+"""Runs `penstock verify` while engines die, and with a service that it started and that stops
+slowly.
+"""
 
 import json
 import os
