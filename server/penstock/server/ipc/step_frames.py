@@ -113,7 +113,8 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
 
 class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
     """The encoded form of `StepEvents`. Token `tokens[i]` was generated for the output with key
-    `keys[i]`; both arrays have shape [n]."""
+    `keys[i]`; both arrays have shape [n]. An entry of `prompt_logprobs` is (key, first position,
+    logprobs)."""
 
     step: int
     at_s: float

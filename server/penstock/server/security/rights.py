@@ -1,4 +1,4 @@
-"""The rights of callers, and the authenticated caller.
+"""The rights that callers may have, and the type of an authenticated caller.
 
 Defines the names of rights; `access_control.py` defines which call needs which right.
 """
