@@ -212,8 +212,8 @@ class PersistentConnection(Generic[FrameT]):
 
 
 class PendingCalls(Generic[T]):
-    """The pending calls of one kind, each identified by its ticket (a number). All methods must be called on one
-    event loop."""
+    """The pending calls of one kind, each identified by its ticket (a number). All methods must be
+    called on one event loop."""
 
     def __init__(self) -> None:
         self._calls: dict[int, asyncio.Future[T]] = {}
