@@ -141,7 +141,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; return the exit code: 2 for invalid arguments."""
+    """Run one command; return the exit code: 1 if `compare` found a difference, 2 for invalid
+    arguments.
+    """
     may_rise = MAY_RISE | {normal_name(name) for name in os.environ.get("MAY_RISE", "").split()}
     match arguments:
         case ["record"]:

@@ -1,6 +1,8 @@
-"""The load that a request competes with: running requests, and waiting requests ahead of it.
+"""Computes the load that a request competes with: running requests, and waiting requests ahead of
+it.
 
-Computes both as sums, which are the input of forecast.py.
+The load is two sets of sums, over the running requests and over the waiting requests ahead, which
+are the input of forecast.py.
 
 A request of a tenant under its share (fair_share.py) goes before the other requests of its class.
 Only requests of higher classes, earlier requests of the same tenant, and prompts in progress of

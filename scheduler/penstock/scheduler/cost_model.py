@@ -1,4 +1,4 @@
-"""The cost model of a step, a linear function of its content, and the error of its predictions.
+"""Defines the cost model of a step, a linear function of its content, and the prediction error.
 
 Contains the formula, the measurement of a step (input of the fit), and the lower bound of a
 predicted time given recent errors.

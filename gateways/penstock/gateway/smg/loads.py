@@ -1,7 +1,8 @@
-"""The load of this worker, for the load balancing of a gateway.
+"""Computes the load of this worker, which a gateway uses for load balancing.
 
-Computes it from the engine's status board, which is shared memory. The rate of output tokens is the
-difference between two samples of their count, divided by the time between them.
+Its sources are the engine's status board, which is shared memory, and the latest requests of this
+front process. The rate of output tokens is the difference between two samples of their count,
+divided by the time between them.
 """
 
 from collections import deque
