@@ -122,7 +122,9 @@ def new_problems(before: Iterable[str], after: Iterable[str]) -> list[str]:
 
 
 def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
-    """Return the differences between the two records in `folder`; empty if nothing got worse."""
+    """Return what got worse between the records in `folder` from before and after the install: the
+    lines of `changes`, then those of `new_problems`.
+    """
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)
     worse += new_problems(

@@ -90,7 +90,8 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasure:
-    """A measured step: counts as in `CostModel.step_time_s`, and its duration in seconds.
+    """A measured step: the numbers of tokens and decodes, as in `CostModel.step_time_s`, and the
+    duration in seconds.
 
     A step launched while another one ran is measured from the end of that one.
     """
