@@ -58,9 +58,11 @@ def other_prompt(generator: np.random.Generator) -> str:
 
 
 def sums(generator: np.random.Generator) -> list[tuple[str, str]]:
-    """Return (question, answer) pairs: sums or differences of two digits, and their results, either
-    all with spaces around the signs or all without; or, one time in five, a single pair of three
-    consecutive numbers and the numbers that follow them.
+    """Return (question, answer) pairs.
+
+    Usually a question is a sum or difference of two one-digit numbers, and the answer is the
+    result. One time in five there is a single pair instead: three consecutive numbers, and the
+    numbers that follow them.
     """
     space = " " if generator.random() < 0.3 else ""
     if generator.random() < 0.2:

@@ -166,7 +166,7 @@ class MultiplexedRequests:
         return len(self._requests)
 
     def can_submit(self, now_s: float) -> bool:
-        """Return whether this call accepts new requests."""
+        """Return whether this call accepts new requests at time `now_s`."""
         return not (self.has_ended or self._is_draining or now_s >= self._expires_s)
 
     def submit(

@@ -185,7 +185,7 @@ Constraint: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter.
+    """The LoRA adapter that a request uses.
 
     Attributes:
         name: A name in `Model.adapters`.

@@ -23,8 +23,8 @@ Ints = NDArray[np.int64]
 class LogitEdits:
     """Edits float32 logits in place, one row for each slot.
 
-    `lengths` int64 [slots]: for each slot, the number of tokens before the one to sample. The slot
-    arrays may have fewer tokens, if the result of an earlier step has not been collected.
+    `lengths` int64 [slots]: for each slot to sample, the number of tokens before the sampled one.
+    The slot arrays may have fewer tokens, if the result of an earlier step has not been collected.
     """
 
     arrays: SlotArrays

@@ -41,7 +41,8 @@ class Package:
     Attributes:
         generate_arguments: Parameter names of `LLM.generate_async`.
         llm_arguments: Names of the parameters of the LLM constructor.
-        build: The LLM class of the PyTorch backend or, with `runs_engines`, the TensorRT backend.
+        build: The LLM class of the PyTorch backend or, with `runs_engines`, that of the TensorRT
+            backend.
         honours_penalties: Whether the default sampler, TorchSampler, implements penalties.
         modules: The modules in which settings classes are looked up.
         runs_engines: Whether `build` runs engines that were built ahead of time.

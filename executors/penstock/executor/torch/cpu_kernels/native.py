@@ -327,7 +327,9 @@ class NativeLayer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Elements per token: of the queries, and of queries, keys and values together."""
+        """Number of elements that one token has in its queries, and in its queries, keys and values
+        together.
+        """
         (num_heads, dim), (num_kv_heads, _) = self._queries, self._keys
         return num_heads * dim, (num_heads + 2 * num_kv_heads) * dim
 

@@ -295,8 +295,8 @@ class DeviceSampler:
 def read_samples(
     rows: NDArray[np.int32], tops: NDArray[np.int32] | None, plan: SamplePlan
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], TokenLogprobs | None]:
-    """Return tokens, whether their logits were finite, and log probabilities, or None if no row
-    requests them.
+    """Return the token of each row, whether the row's logits were finite, and the log probabilities
+    of the tokens (None if no row requests log probabilities).
 
     `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None if no row requests logprobs.
     """
