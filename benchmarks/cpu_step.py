@@ -1,4 +1,4 @@
-"""The parts of a decode step's time on a CPU, compared with lower bounds for the cores.
+"""Measures the parts of a decode step's time on a CPU, and compares them with lower bounds.
 
 Steps the engine directly, with the eager path (PyTorch modules) and with the fused path (joined,
 packed weights and compiled kernels), for a Llama with random weights and concurrent requests with a
@@ -126,8 +126,8 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 def measured(
     run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int
 ) -> dict[str, float]:
-    """Return the milliseconds of a decode step by cause, its mean and median total and its CPU
-    time, and the number of operators.
+    """Return figures of a decode step: by cause its mean time, then its mean and median total time
+    and its CPU time, all in milliseconds, and its number of operators.
     """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps

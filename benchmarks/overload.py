@@ -1,4 +1,4 @@
-"""Measures a service under overload: goodput, rejections, health checks.
+"""Measures goodput, rejections and health checks of a service under overload.
 
 A real service (fronts, which are gRPC server processes, engine, sockets) with the simulated
 executor, whose steps take 20 ms, receives half to five times its capacity in an open loop. Reports,
@@ -81,7 +81,7 @@ class Probe:
     num_not_serving: int = 0
 
     async def run(self, client: Client) -> None:
-        """Check until cancelled."""
+        """Call the health method repeatedly until cancelled."""
         while True:
             begun_s = time.perf_counter()
             status = await client.health(deadline_s=_TIMEOUT_S)

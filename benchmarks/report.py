@@ -1,8 +1,7 @@
-"""The common interface of benchmarks: options, progress, statistics, tables, checks, JSON.
+"""Runs a benchmark: reads its options, prints progress, tables and checks, and writes JSON.
 
-A benchmark has arguments, cases and checks: it passes a function that measures to `run`, or one for
-each part to `run_parts`. A check compares a figure with its goal. A missed goal is reported, but is
-not an error.
+A benchmark passes a function that measures to `run`, or one for each of its parts to `run_parts`. A
+check compares a figure with its goal. A missed goal is reported, but is not an error.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One figure and its goal: `value` should be at least or at most `goal`, in `unit`.
+    """One figure and its goal: `value` should be "at least" or "at most" `goal` (see `sense`).
 
     `is_settled`: there are enough measurements to decide whether the goal is met.
     """

@@ -1,4 +1,5 @@
-"""Attacks of hostile clients, one function each; each returns when the server has handled it.
+"""Attacks of hostile clients. Each function performs one attack, and returns when the server has
+handled it.
 
 The functions only attack; the caller checks the state of the server. Run as a program, the module
 executes one attack by its name, so that a benchmark's probe shares no event loop with it:
@@ -38,8 +39,8 @@ class AttackResult:
     """The server's responses to an attack.
 
     `num_sent`: streams, frames or connections, depending on the attack. `goaway`: the code of a
-    GOAWAY, None if none was received. `is_cut`: the server closed the connection. `statuses`: of
-    calls that ended with one.
+    GOAWAY, None if none was received. `is_cut`: the server closed the connection. `statuses`: the
+    gRPC statuses of the calls that ended with one.
     """
 
     num_sent: int

@@ -1,4 +1,4 @@
-"""Many requests over one stream, over a real socket."""
+"""Many requests share one Multiplex stream, over a real socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
 
 
 class Reader:
-    """The client's side: the events read so far, by key."""
+    """The client's side of a Multiplex call. `events`: those read so far, by key."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

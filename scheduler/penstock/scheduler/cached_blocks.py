@@ -1,4 +1,4 @@
-"""Cached blocks in eviction order.
+"""Keeps the cached blocks in the order in which they are evicted.
 
 Lower levels are evicted first. An `EvictionOrder` determines the order within the default level;
 other levels, which requests and sessions set for blocks, use LRU.
@@ -67,8 +67,8 @@ class EvictionOrder(Protocol):
         ...
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the statistics of blocks outside this order (used, or of another level), which
-        were evicted or have invalid content.
+        """Discard the statistics of these blocks, which are not in this order: blocks of another
+        level that were evicted, and used blocks whose content may be invalid.
         """
         ...
 

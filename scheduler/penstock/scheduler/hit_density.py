@@ -1,4 +1,4 @@
-"""Eviction by expected hits per unit of memory and time.
+"""Evicts the cached blocks with the fewest expected hits per unit of memory and time.
 
 The value of a block depends on its class and age and is learned from earlier blocks (`HitDensity`).
 `HitDensityOrder` evicts blocks with the lowest value first. The class of a block is its number of
@@ -224,8 +224,8 @@ class HitDensityOrder:
         self._history.note_use(blocks)
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the use counts of blocks outside this order (used, or of another level), which
-        were evicted or have invalid content.
+        """Discard the use counts of these blocks, which are not in this order: blocks of another
+        level that were evicted, and used blocks whose content may be invalid.
         """
         self._history.discard(blocks)
 

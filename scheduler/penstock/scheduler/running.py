@@ -1,5 +1,5 @@
-"""The running requests, their slots, and the statistics of each residency (from an admission to the
-preemption or end).
+"""Manages the running requests, their slots, and the statistics of each residency (from an
+admission to the preemption or end).
 
 Tracks the free slots, the request in each slot, which slots decode and which are in prefill, and
 the decode rows of the next step (built again only when membership changes). Statistics are updated
@@ -141,8 +141,8 @@ class DecodeRoster:
 
 
 class RunningSet:
-    """Slots and their requests; the lowest free slot is taken first, so that `high_water`, one more
-    than the highest slot in use, stays low.
+    """The running requests and their slots. The lowest free slot is taken first, so that
+    `high_water`, one more than the highest slot in use, stays low.
 
     `is_behind`: an executor returned several tokens for a slot, so the block tables must be
     extended when the next step is planned.

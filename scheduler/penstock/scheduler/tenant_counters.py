@@ -1,4 +1,4 @@
-"""The service that each tenant has received.
+"""Counts the service that each tenant has received.
 
 Manages the table of tenants: weighted service, numbers of waiting and running requests, and removal
 of idle tenants. The service counters are the virtual token counters of Sheng et al., "Fairness in
@@ -23,14 +23,15 @@ _FIRST_CAPACITY = 16
 
 
 class TenantCounters:
-    """Counters by tenant; an index identifies a tenant while it has live requests.
+    """The received service, the weight and the numbers of requests of each tenant; an index
+    identifies a tenant while it has live requests.
 
     `service` float64 [capacity]: weighted tokens served, divided by the tenant's weight. A prompt
     is charged when it is first admitted, without its cached prefix. Recomputation after a
     preemption is not charged, because the tenant did not cause it. Output is charged as it is
-    generated. `weight` float64 [capacity]; `num_waiting`, `num_running`: lists of numbers of
-    requests by tenant index. `epoch` is incremented when counters are rebased, which invalidates
-    copies of their values.
+    generated. `weight` float64 [capacity]; `num_waiting`, `num_running`: the numbers of requests,
+    by tenant index. `epoch` is incremented when counters are rebased, which invalidates copies of
+    their values.
 
     The mark is the highest value so far of the lowest counter among waiting tenants. When an idle
     tenant submits again, its counter is raised to at least the mark minus `tenant_burst_tokens`, so
@@ -76,7 +77,7 @@ class TenantCounters:
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
-        """Return whether other tenants have waiting or running requests."""
+        """Return whether a tenant other than `name` has waiting or running requests."""
         index = self._index_of.get(name)
         is_live = index is not None and index not in self._idle
         return self.num_live > is_live

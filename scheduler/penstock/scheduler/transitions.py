@@ -1,8 +1,8 @@
-"""The live requests and their transitions.
+"""Performs the state transitions of the live requests.
 
-Holds the table of live requests and performs every state transition, with the change of memory and
-the event that belong to it: enqueue, admit, preempt, finish, fail, expire. Which request is
-admitted or preempted is decided elsewhere.
+Contains the table of live requests. Each transition includes its change of memory and its event:
+enqueue, admit, preempt, finish, fail, expire. Which request is admitted or preempted is decided
+elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -277,7 +277,7 @@ class Transitions:
         self, request: Request, reason: FinishReason | FailureReason, now: float
     ) -> None:
         """Record the output length of a request that ended by a stop token or was truncated; a
-        no-op after any other failure.
+        no-op after a failure other than a missed deadline of the complete output.
         """
         slot, arrays = request.slot, self._arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])

@@ -1,8 +1,9 @@
-"""Streams of KV cache events, by which gateways route a request to a worker with its prefix cached.
+"""Serves streams of KV cache events, with which a gateway routes a request to a worker that has
+cached the request's prefix.
 
-Serves one stream per subscriber: checks the right to subscribe, chooses the blocks, and disconnects
-a subscriber that does not read. A stream contains only the blocks that requests of its caller may
-share, because blocks reveal the tokens of prompts.
+Checks the right to subscribe, chooses the blocks of each stream, and disconnects a subscriber that
+does not read. A stream contains only the blocks that requests of its caller may share, because
+blocks reveal the tokens of prompts.
 
 Also builds the gateway's messages for cached blocks: batches of events, numbered within a stream.
 The gateway uses the hash of a block only as an identifier, so the first eight bytes of the hash are
@@ -129,10 +130,10 @@ class KvEvents:
         """Send the cached blocks, and then all changes, until the stream or the service ends.
 
         Raises RequestError: FEATURE_UNSUPPORTED if the engine publishes no cache events, QUEUE_FULL
-        if too many streams are open, SEQUENCE_UNAVAILABLE for a sequence number of an earlier
-        stream, which is not kept, READER_STALLED for a gateway that reads too slowly, DRAINING when
-        the server drains. A caller without the right is also rejected, and any caller while the
-        engine accepts no requests.
+        if too many streams are open, SEQUENCE_UNAVAILABLE for a request to start at a sequence
+        number, because the events of earlier streams are not kept, READER_STALLED for a gateway
+        that reads too slowly, DRAINING when the server drains. A caller without the right is also
+        rejected, and any caller while the engine accepts no requests.
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants
@@ -185,7 +186,8 @@ class _Subscription:
         self._backlog = 0
 
     def receive(self, update: CacheUpdate | None) -> None:
-        """Queue a cache update to be written. Ends the stream if the gateway reads too slowly."""
+        """Queue a cache update to be written, None if the engine has ended. Ends the stream if the
+        gateway reads too slowly."""
         if self.ready.is_aborted:
             return
         self._backlog += _size_of(update)

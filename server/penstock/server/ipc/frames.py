@@ -85,7 +85,7 @@ class KeptRequest:
 
     Attributes:
         name: The engine's id of the request.
-        tenant: The tenant to which its bytes are counted.
+        tenant: The tenant to which the memory of the kept stream is counted.
         keys: The keys of all outputs by output index, including ended outputs.
         is_read: True if a client reads its stream.
         history: Tokens and ends from an earlier engine, under these keys; None if there are none.
@@ -328,15 +328,15 @@ class ObserverHello(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """Ends the outputs with these `keys`, int64 [n], for `reason`."""
+    """A front's command to end the outputs with these `keys`, int64 [n], for `reason`."""
 
     keys: NDArray[np.int64]
     reason: FinishReason
 
 
 class CancelById(TaggedFrame, frozen=True, kw_only=True):
-    """Ends a request of any front; `request_id` is the engine's id. The response has the same
-    `ticket`."""
+    """A front's command to cancel a request, which may be another front's. `request_id` is the
+    engine's id of the request. The response has the same `ticket`."""
 
     ticket: int
     request_id: str

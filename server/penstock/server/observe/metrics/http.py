@@ -133,8 +133,8 @@ class _Handler(WSGIRequestHandler):
         """Log nothing, because a scraper sends a request every few seconds."""
 
     def parse_request(self) -> bool:
-        """Parse the request as the base class does, then take a slot. Returns False if an error
-        response has been sent."""
+        """Parse the request as the base class does, then take a slot unless it is a health probe.
+        Returns False if an error response has been sent."""
         if not super().parse_request():
             return False
         path = self.path.partition("?")[0]
@@ -213,7 +213,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the request. Called on its thread."""
+        """Handle the request on the thread of its connection, then remove the connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
