@@ -47,8 +47,8 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
-    """Return PENSTOCK_OPERATIONS; if unset, this host at PENSTOCK_OPERATIONS_PORT or one port above
-    that of the service."""
+    """Return PENSTOCK_OPERATIONS; if unset, this host with the port in PENSTOCK_OPERATIONS_PORT; if
+    that is not a number, this host with the port that follows the port of the service."""
     port = environment.get(_OPERATIONS_PORT_VARIABLE, "")
     if not _is_number(port):
         # The variable may be unset, "off", or a URL from Kubernetes: tcp://...
