@@ -18,7 +18,9 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def splitmix_uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) of the documented hash, computed with Python integers."""
+    """Return the documented hash of `seed` and `position` as a number in [0, 1), computed with
+    Python integers.
+    """
     whole = (1 << 64) - 1
 
     def mix(value: int) -> int:

@@ -20,7 +20,9 @@ from support.core import (
 
 
 def work(batch: Batch) -> dict[int, tuple[int, int]]:
-    """Return (start, count) by slot."""
+    """Return, by slot, (position of the first token, number of tokens) of the slot's row in the
+    batch.
+    """
     rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True)
     return {slot: (start, count) for slot, start, count in rows}
 

@@ -30,8 +30,8 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class ThresholdPredicate:
-    """A predicate that is true for the given numbers and for all from `or_from` on. `calls`: the
-    arguments of its calls, in order.
+    """A predicate that is true for the given numbers, and for all from `or_from` on. `calls`: the
+    numbers for which it was called, in order.
     """
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:

@@ -45,7 +45,7 @@ class FakeObserver:
         return self.peers[-1]
 
     async def greeted(self) -> Peer:
-        """Accept a connection of the front, and read the Hello frame."""
+        """Accept a connection of the front, read its Hello frame, and return the observer's end."""
         peer = await self.accept()
         assert await peer.next() == HELLO
         return peer

@@ -22,7 +22,7 @@ CORE = "grpc._cython.cygrpc"
 
 
 class ExecuteBatchError(Exception):
-    """An error with the name of gRPC's."""
+    """An error with the name that gRPC's error has."""
 
 
 def _finish_handler_with_unary_response(error: Exception) -> None:

@@ -46,7 +46,9 @@ class Stage:
         self.written: list[str] = []
 
     def write(self, record: RequestRecord) -> bool:
-        """Note the request id; return True (kept) for odd record numbers. Raises for number 13."""
+        """Record the request id; return whether `sequence` is odd, which means that the trace is
+        kept. Raises ValueError if it is 13.
+        """
         self.has_begun.set()
         assert self.is_open.wait(TEST_TIMEOUT_S)
         if record.sequence == 13:
