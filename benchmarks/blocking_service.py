@@ -1,4 +1,4 @@
-"""A service without asyncio, for comparison: grpc.server with one thread per request.
+"""Runs a service without asyncio, for comparison: grpc.server with one thread per request.
 
 It connects to the same engine over the same socket as Penstock's fronts (gRPC server processes).
 Each handler submits its request and waits on a queue; one thread reads the engine's frames and

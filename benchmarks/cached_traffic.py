@@ -1,4 +1,4 @@
-"""Synthetic traffic for the prefix cache: requests whose prompts share prefixes.
+"""Generates synthetic traffic for the prefix cache: requests whose prompts share prefixes.
 
 There are three kinds, which differ in when the blocks of a prompt are used again: conversations; a
 few popular system prompts before unique text; and documents about which a few questions are asked

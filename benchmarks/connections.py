@@ -1,4 +1,4 @@
-"""The cost of connections and threads for short requests, as ratios.
+"""Measures the cost of connections and threads for short requests, as ratios.
 
 Compares a new connection for each request, a pool of connections, and a pool with all requests of a
 connection in one `Multiplex` call; also compares a blocking client and server, with one thread per

@@ -41,7 +41,7 @@ _PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
 
 class Tally:
-    """Collects the results of requests: those of `duration_s` seconds that follow a warm-up."""
+    """Collects the results of requests that end in the `duration_s` seconds after a warm-up."""
 
     def __init__(self, duration_s: float) -> None:
         self.whole_s = duration_s * (1 + _WARM_SHARE)
@@ -52,8 +52,8 @@ class Tally:
 
     @contextlib.contextmanager
     def counting(self, *failures: type[Exception]) -> Generator[None]:
-        """Count the block as a request. `failures`: exceptions that mark it as failed; they are
-        suppressed.
+        """Count the block as one request, and record its duration. `failures`: exceptions that
+        mark it as failed; they are suppressed.
         """
         began_s = time.perf_counter()
         is_good = True

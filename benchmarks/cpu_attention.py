@@ -1,9 +1,10 @@
-"""Attention over pages on a CPU: the compiled kernels compared with PyTorch's operators.
+"""Compares the compiled kernels for attention over pages on a CPU with PyTorch's operators.
 
-Measures attention steps in bfloat16, alternating between 6 layers so that pages do not stay in the
-CPU cache: decode rows of mixed lengths, one long context, chunks of a prompt; one or several query
-heads per key head. The implementations alternate within one process. Reports the CPU time of one
-thread, which other processes affect least. Only the ratios apply to other machines.
+Measures attention steps in bfloat16 for decode rows of mixed lengths, for one long context and for
+chunks of a prompt, with one or several query heads per key head. The steps alternate between 6
+layers, so that pages do not stay in the CPU cache. The implementations alternate within one
+process. Reports the CPU time of one thread, which other processes affect least. Only the ratios
+apply to other machines.
 
     python benchmarks/cpu_attention.py [--full] [--json FILE]
 """

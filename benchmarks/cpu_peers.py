@@ -1,5 +1,5 @@
-"""The engine on the CPU compared with its components and with other engines: tokens per second and
-latency.
+"""Compares the engine on the CPU with its components and with other engines, by tokens per second
+and latency.
 
 Uses one model with random weights in bfloat16, greedy sampling and no end token. Every engine runs
 in a separate process with the same number of threads. The engines alternate; while one runs, the

@@ -1,5 +1,5 @@
-"""The service on the CPU under 1, 8, 32 and 128 streams, compared with the same engine without a
-service and, if its interpreter is given, with vLLM's gRPC server.
+"""Compares the service on the CPU under 1, 8, 32 and 128 streams with the same engine without a
+service and, if vLLM's interpreter is given, with vLLM's gRPC server.
 
 Uses a Llama with random weights. All streams start together (a wave), with prompts of 288 random
 tokens and 128 output tokens. The engine without a service, in this process, runs the same number of

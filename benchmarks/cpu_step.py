@@ -1,4 +1,4 @@
-"""The parts of a decode step's time on a CPU, compared with lower bounds for the cores.
+"""Measures the parts of a decode step's time on a CPU, and compares them with lower bounds.
 
 Steps the engine directly, with the eager path (PyTorch modules) and with the fused path (joined,
 packed weights and compiled kernels), for a Llama with random weights and concurrent requests with a

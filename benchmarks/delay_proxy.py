@@ -1,4 +1,4 @@
-"""A TCP proxy that simulates network delay: each byte arrives half a round trip later.
+"""Runs a TCP proxy that simulates network delay: each byte arrives half a round trip later.
 
     python benchmarks/delay_proxy.py TARGET_PORT ROUND_TRIP_S
 

@@ -1,4 +1,4 @@
-"""Compares the delivery of tokens by several servers: CPU time per token, throughput and delay.
+"""Compares how several servers deliver tokens, by CPU time per token, throughput and delay.
 
 The servers are Penstock (`Generate` with one and with two fronts (gRPC server processes),
 `Multiplex`) on its simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP
@@ -160,8 +160,8 @@ def _measured(cell: Cell) -> CellResult | None:
 
 
 def undisturbed(*sides: Sequence[CellResult]) -> list[list[CellResult]]:
-    """Return, for each side, the runs of the rounds that all sides have. Rounds disturbed by other
-    processes are left out, unless all are.
+    """Return, for each side, its runs in the rounds that all sides have. Rounds disturbed by other
+    processes are left out, unless every round was disturbed.
     """
     common = set.intersection(*({one.round_index for one in side} for side in sides))
     noisy = {

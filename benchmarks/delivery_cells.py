@@ -1,8 +1,9 @@
-"""Runs one cell of the delivery benchmark: a server, the source of its tokens, the load client.
+"""Runs one cell of the delivery benchmark, which is one server under one load.
 
-Starts the processes, pins them to cores, reads the load client's output, and terminates the
-processes. The server has a dedicated core (if there are at least two); the engine or producer and
-the client share the other cores. Nothing is pinned with two fronts (gRPC server processes).
+Starts the server, the source of its tokens and the load client, pins them to cores, reads the load
+client's output, and terminates the processes. The server has a dedicated core (if there are at
+least two); the engine or producer and the client share the other cores. Nothing is pinned with two
+fronts (gRPC server processes).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CPU time per token that delivery takes in the engine process.
+"""Measures the CPU time per token that delivery takes in the engine process.
 
 Runs the components of the engine process in one thread (scheduler, simulated executor, dispatcher,
 connections) in real time, with processes that stand in for fronts (gRPC server processes) and only

@@ -1,4 +1,4 @@
-"""The servers that Penstock's delivery is compared with, and the source of their tokens.
+"""Runs the servers that Penstock's delivery is compared with, or the source of their tokens.
 
 Each server sends the messages of `Generate`, one token per message, with minimal overhead; all
 Python servers use uvloop. The producer sends its server one frame per step: token k of every stream

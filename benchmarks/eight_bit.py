@@ -50,7 +50,7 @@ class Quality:
     """The quality of one setting, compared with 16 bits.
 
     `logprob_error`: mean absolute change of a token's log probability, nats. `agreed_share`: share
-    of greedily generated tokens before the first difference.
+    of greedily generated tokens that come before the first difference.
     """
 
     quantization: str

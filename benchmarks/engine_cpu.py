@@ -1,6 +1,6 @@
-"""Penstock's engine on the CPU without a service, and models for it: Llamas with random weights.
+"""Steps an engine on the CPU without a service, and creates Llamas with random weights for it.
 
-Import it before torch: it sets how threads wait for each other, as the service does.
+Import this module before torch: it sets how threads wait for each other, as the service does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The torch executor on one GPU, compared with goals and with vLLM's figures, recorded on an H200.
+"""Measures the torch executor on one GPU, and compares it with goals and with figures of vLLM.
 
 Uses two models with random weights in bfloat16, created here: 1B (16 layers, hidden 2048, 32/8
 heads x 64, vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections:
@@ -6,8 +6,8 @@ heads x 64, vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads
 (one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling` (options
 one by one and all together, over greedy decoding), `first` (the first request after start),
 `timeline` (the kernels of two steps, from the profiler), `served` (`penstock serve` with 256
-streams) and `curve` (1 to 256 streams). The vLLM column is not measured here: it contains recorded
-figures of vLLM 0.20.2.
+streams) and `curve` (1 to 256 streams). The vLLM column is not measured here: it contains figures
+of vLLM 0.20.2, recorded on an H200.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
         [--quantization fp8] [--kv-cache-dtype fp8]

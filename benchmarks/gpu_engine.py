@@ -1,4 +1,4 @@
-"""Measures the engine on a GPU without a service: steps, prefill, complete workloads.
+"""Measures the engine's steps, prefill and complete workloads on a GPU, without a service.
 
 In the names of figures and in timelines, a "turn" is one call of `Engine.step` (plan, launch,
 collect, events), as in the engine process.

@@ -1,7 +1,6 @@
-"""Models for the GPU benchmark: common shapes with random weights, created on the device.
+"""Creates models of common shapes with random weights for the GPU benchmark, on the device.
 
-Defines the shapes of the models and creates their folders. Speed does not depend on the weights;
-the output is meaningless.
+Speed does not depend on the weights; the output is meaningless.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The effect of a very long prompt on short prompts that arrive after it (head-of-line blocking).
+"""Measures how much a very long prompt delays short prompts behind it (head-of-line blocking).
 
 Short prompts arrive at a steady rate; in between, a few prompts of 100,000 tokens arrive one by
 one. Reports the p99 TTFT of the short prompts that arrive while a long one waits or is computed,

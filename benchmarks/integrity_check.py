@@ -1,9 +1,9 @@
-"""The delay of a request that arrives during the integrity check of an idle engine, by size of the
-KV cache.
+"""Measures the delay of a request that arrives during the integrity check of an idle engine, for
+several sizes of the KV cache.
 
 Uses the scheduler with an executor that takes no time, and a cache filled with prefixes of 100,000
 tokens. The engine's loop checks one part ("piece") of the cache at a time, so a request waits for
-at most the longest one. "At once": the same check without interruption.
+at most the longest one. The column "at once" is the same check without interruption.
 
     python benchmarks/integrity_check.py [--full] [--json FILE]
 """

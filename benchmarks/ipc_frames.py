@@ -1,5 +1,5 @@
-"""The cost of encoding and decoding the frames between a front (gRPC server process) and the
-engine.
+"""Measures the time to encode and to decode the frames between a front (gRPC server process) and
+the engine.
 
 Measures two requests, with 512 and 8,192 prompt tokens, and two steps of 256 tokens, one of which
 also ends eight requests. Uses one thread and no socket.

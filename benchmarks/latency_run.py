@@ -1,4 +1,4 @@
-"""Runs the production engine on one simulated machine: content, time and limits of every step.
+"""Runs the production engine on one simulated machine, and records every step's time and limits.
 
 Contains the run and the figures computed from it, but not the goals.
 """
@@ -91,10 +91,10 @@ class _Traffic:
             self._prompts.add(self._spec(num_tokens, 1, 0).key)
 
     def _num_output(self, age: float) -> int:
-        """Return the output length of a request; with equal lengths, shortened by the fraction
-        `age`.
+        """Return the output length of a new request.
 
-        Because of this, requests that start together do not end together.
+        It is random if the load's lengths vary. Otherwise it is the load's length, shortened by the
+        fraction `age`, so that requests that start together do not end together.
         """
         num_tokens = self._load.num_output_tokens
         if self._load.is_varied:

@@ -1,4 +1,4 @@
-"""The effect of an inter-token latency (ITL) target on different simulated machines.
+"""Measures the effect of an inter-token latency (ITL) target on different simulated machines.
 
 Requests decode while an endless queue of prompts waits, so that prefill uses its whole budget. The
 production engine learns the costs of each machine (`simulated_machines.py`) without a prior and

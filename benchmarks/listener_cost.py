@@ -1,5 +1,5 @@
-"""The cost of the listeners of an engine in a scheduler step: flight recorder (the last steps, in
-shared memory) and `--record`.
+"""Measures the cost, in a scheduler step, of two listeners of an engine: the flight recorder (the
+last steps, in shared memory) and `--record`.
 
 Two engines with an executor that takes no time, one with the listener and one without, alternate
 step by step, so that other load on the machine affects both. The flight recorder is measured under

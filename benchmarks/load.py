@@ -1,4 +1,4 @@
-"""The load generator of the benchmarks: open and closed loops of requests, measured at the client.
+"""Sends the requests of a benchmark in open or closed loops, and measures them at the client.
 
 A loop calls `send` for each request; `sending` returns a `send` that uses Penstock's client.
 """

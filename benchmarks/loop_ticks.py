@@ -1,8 +1,8 @@
-"""Measures the lag of an event loop: a ticker in the loop, and a reader in another process.
+"""Measures the lag of an event loop with a ticker in the loop and a reader in another process.
 
-They share a memory-mapped file of ticks: due time, lateness, and CPU time since the previous tick,
-of the loop's thread and of its process. A delay that exceeds the CPU time of the process was caused
-by another process. The loop ticks only while the reader requests it.
+They share a memory-mapped file of ticks. A tick is its due time, its lateness, and the CPU time of
+the loop's thread and of its process since the previous tick. A delay that exceeds the CPU time of
+the process was caused by another process. The loop ticks only while the reader requests it.
 """
 
 from __future__ import annotations

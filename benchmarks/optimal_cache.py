@@ -1,7 +1,7 @@
-"""The prefix hit rate of an optimal cache: the upper bound for eviction.
+"""Computes the prefix hit rate of an optimal cache, which is the upper bound for eviction.
 
-It follows Belady's rule (1966): evict the block whose next use is latest; among blocks with the
-same next use, the one farthest from the start of its prompt, because a block is useless without
+The cache follows Belady's rule (1966): evict the block whose next use is latest; among blocks with
+the same next use, the one farthest from the start of its prompt, because a block is useless without
 those before it. It uses whole blocks of the trace, caches every prompt on arrival and uses all
 memory for the cache, so no real scheduler can have a higher hit rate with the same memory. LRU is
 simulated under the same conditions, to separate the effect of optimal eviction from other losses of

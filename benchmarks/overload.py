@@ -1,4 +1,4 @@
-"""Measures a service under overload: goodput, rejections, health checks.
+"""Measures goodput, rejections and health checks of a service under overload.
 
 A real service (fronts, which are gRPC server processes, engine, sockets) with the simulated
 executor, whose steps take 20 ms, receives half to five times its capacity in an open loop. Reports,

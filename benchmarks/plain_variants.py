@@ -1,9 +1,9 @@
-"""Simple variants of complex parts of the scheduler, to measure the benefit of the complexity.
+"""Compares complex parts of the scheduler with simple variants, to show what complexity gains.
 
 A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it.
 
 - Step fitting: least squares over the last observed steps instead of recursive least squares.
-- Sums of the waiting requests: columns that are added up for each forecast.
+- Sums over the waiting requests: computed again for each forecast, instead of kept up to date.
 - Damping: every rise of the step budget is allowed at once, instead of longer waits after failed
   ones.
 - Eviction: a fixed value of a cached block, its uses less its age, instead of a value learned from
@@ -134,7 +134,7 @@ class UndampedProbes(Probes):
 
 
 class ColumnSums(WaitingSums):
-    """Adds up the waiting requests for each forecast, from one column per quantity."""
+    """Sums over the waiting requests that are computed again for each forecast, from columns."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -175,7 +175,9 @@ class ColumnSums(WaitingSums):
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_under_share: bool = False
     ) -> QueuedAhead:
-        """Return the sum of the requests likely to go before one that is not in the sums yet."""
+        """Return the number of requests likely to go before one that is not in the sums yet, and
+        their total prefill tokens, blocks and output tokens.
+        """
         rows, spec = self._columns[: len(self._keys)], request.spec
         tenant = self._tenants.get(spec.tenant, -1)
         is_mine = rows[:, 0] == spec.priority
@@ -204,8 +206,9 @@ class AgedUses(HitDensity):
     """A fixed value of a block: its number of uses minus its age (least frequently used, with
     ageing).
 
-    Uses before an eviction count. `pools_per_use`: a block loses one use while this many times the
-    pool's blocks are released. `max_uses`: more do not count.
+    The number includes uses before the block was last evicted. `pools_per_use`: a block loses one
+    use while this many times the pool's blocks are released. `max_uses`: upper limit of the number
+    of uses.
     """
 
     pools_per_use = 1.0
@@ -299,7 +302,9 @@ def fit_row(machine: Machine, fit: str, duration_s: float) -> FitRow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SumsRow:
-    """The median time that the sums take for an arrival, microseconds."""
+    """The median time of one kind of sums for an arrival while `num_waiting` requests wait,
+    microseconds.
+    """
 
     num_waiting: int
     kind: str
@@ -379,7 +384,7 @@ def steps(options: Namespace) -> Outcome:
 
 
 def sums(_: Namespace) -> Outcome:
-    """Compare the sums of the waiting requests."""
+    """Compare the time that `WaitingSums` and `ColumnSums` take for an arrival."""
     rows = [sums_row(num_waiting, kind) for num_waiting in _NUM_WAITING for kind in _SUMS]
     print_rows("An arrival, median microseconds: forecast, add, remove", rows)
     return rows, []

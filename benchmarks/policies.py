@@ -1,4 +1,4 @@
-"""The benefit of scheduling: five policies on one trace, at increasing load, in one run.
+"""Measures the benefit of scheduling with five policies on one trace, at increasing load.
 
 In-flight FCFS is the reference: load 1 is the highest load at which it meets the targets for 90 %
 of the requests. `fair` has only the fair order; `penstock` also uses the targets: every request has

@@ -1,4 +1,4 @@
-"""The compared policies, their server, and the sections of the comparison.
+"""Defines the compared policies, their server, and the sections of the comparison.
 
 A compared policy is called a contender. A section lists its trials first, so that those of all
 sections run in parallel. `policies.py` checks the goals.
@@ -125,8 +125,8 @@ class Section:
     """A section of the comparison: its name in the results, the runs that it needs with their
     labels, and its table.
 
-    `raw`: makes rows of the results, by default one for each run. `columns`: by column name, the
-    functions that compute the cell of a row.
+    `raw`: converts the results to rows, by default one for each run. `columns`: for each column
+    name, the function that computes a row's cell.
     """
 
     key: str
@@ -137,7 +137,9 @@ class Section:
 
 
 def _of_all(name: str) -> Callable[[Raw], float]:
-    """Return a function that computes a cell: the number `name` of requests in per cent of all."""
+    """Return a function that computes a cell: the count in field `name`, in per cent of all
+    requests.
+    """
     return lambda row: 100.0 * float(row[name]) / float(row["num_requests"])
 
 

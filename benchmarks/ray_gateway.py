@@ -1,5 +1,5 @@
-"""The overhead of Ray Serve: a service behind Ray Serve's ingress, compared with one without it, at
-32 streams.
+"""Measures the overhead of Ray Serve: compares a service behind Ray Serve's ingress with one
+without it, at 32 streams.
 
 Uses one node, one replica, the simulated executor, and one asyncio client. Rounds alternate between
 the two, each with separate processes. `steady`: steps of 20 ms, like a large model; `full`: steps

@@ -1,8 +1,7 @@
-"""The common interface of benchmarks: options, progress, statistics, tables, checks, JSON.
+"""Runs a benchmark: reads its options, prints progress, tables and checks, and writes JSON.
 
-A benchmark has arguments, cases and checks: it passes a function that measures to `run`, or one for
-each part to `run_parts`. A check compares a figure with its goal. A missed goal is reported, but is
-not an error.
+A benchmark passes a function that measures to `run`, or one for each of its parts to `run_parts`. A
+check compares a figure with its goal. A missed goal is reported, but is not an error.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The maximum requests per second of one front (gRPC server process), untraced and with a trace of
-every request.
+"""Measures the maximum requests per second of one front (gRPC server process), without traces and
+with a trace of every request.
 
 Keeps 128 short requests in flight (four prompt tokens, four output tokens) on the simulated
 executor, whose steps take no time; the load client is written in C++. All variants run throughout
@@ -83,7 +83,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
 
 
 def _name_in(before: Path, option: str) -> str:
-    """Return the name of an option in another checkout."""
+    """Return the name that an option has in the other checkout, which may have an older one."""
     if option != "--deadline-admission":
         return option
     sources = (before / "server").rglob("*.py")

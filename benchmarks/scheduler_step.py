@@ -1,12 +1,12 @@
-"""The cost of the scheduler per step without a model: schedule + update, host microseconds.
+"""Measures the scheduler's time per step without a model: `schedule` and `update`, microseconds.
 
-Measures two loads: decode only; a closed loop in which every finished request is replaced (prompts
-64-512 tokens, outputs 64-192, budget 2048). Prefix caching is always enabled; prompt lengths
-differ, so that in every step some requests need a new block. Then compares, for the closed loop
-with a queue that is never empty, first come, first served with the fair order including tenants,
-priorities, ageing, predicted deadlines and an ITL target (the fit of the cost model is part of the
-step). Both run in one process, alternating step by step. The fair order is also measured with
-queues of 100 and 10,000 requests.
+Measures two loads. In one, all requests decode. The other is a closed loop in which every finished
+request is replaced (prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048 tokens).
+Prefix caching is always enabled; prompt lengths differ, so that in every step some requests need a
+new block. Then compares, for the closed loop with a queue that is never empty, first come, first
+served with the fair order including tenants, priorities, ageing, predicted deadlines and an ITL
+target (the fit of the cost model is part of the step). Both run in one process, alternating step by
+step. The fair order is also measured with queues of 100 and 10,000 requests.
 """
 
 import gc

@@ -1,7 +1,10 @@
-"""`penstock serve` with a model under many streams, read by client processes on the same machine.
+"""Measures `penstock serve` with a model under many streams, read by clients on the same machine.
 
-A client process: served_model.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED
-START_AT (Unix time, seconds)
+Run as a program, this module is one of the client processes:
+
+    served_model.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
+
+START_AT: Unix time, seconds.
 """
 
 from __future__ import annotations
@@ -56,9 +59,10 @@ class Wave:
 async def served(
     service: Service, load: Load, num_streams: int, *, num_waves: int
 ) -> tuple[list[Wave], list[float]]:
-    """Run waves; return them, and the TTFT in ms of the single requests sent before them.
+    """Send some requests one by one, then run waves; return the waves, and the TTFT of the single
+    requests, ms.
 
-    Before that, this process calls another service, because the first call of a process is slow.
+    At the start this process calls another service, because the first call of a process is slow.
     """
     with start_service("--executor", "simulated") as other:
         await _single_ttfts_ms(other.address, replace(load, vocab_size=_SIMULATED_VOCAB_SIZE))

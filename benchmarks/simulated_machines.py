@@ -1,4 +1,4 @@
-"""Simulated machines and their loads, for `latency_target.py`.
+"""Defines the simulated machines of `latency_target.py` and their loads.
 
 Each machine has true step times, which the fitted cost model must learn, and a load of requests.
 """
@@ -34,9 +34,9 @@ generator.
 class Load:
     """Requests that decode, and an endless queue of prompts with one output token each.
 
-    `num_decoding`: (start, as a share of the run; number of decoding requests). Each decodes
-    `num_output_tokens` tokens and is then replaced; surplus requests are cancelled. `is_varied`:
-    lengths are uniform between 1 and twice `num_output_tokens`.
+    `num_decoding`: pairs of a start, as a share of the run, and the number of requests that decode
+    from then on. Each decodes `num_output_tokens` tokens and is then replaced; surplus requests are
+    cancelled. `is_varied`: lengths are uniform between 1 and twice `num_output_tokens`.
     """
 
     num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)

@@ -1,5 +1,4 @@
-"""Measures smg, a gateway for OpenAI's HTTP API, with two workers: added latency, draining, and
-prefix cache hits.
+"""Measures smg, a gateway for OpenAI's HTTP API, in front of two workers.
 
 `ttft`: 32 streams through the gateway and directly to the workers, alternately, on the same
 processes. `drain`: 32 callers send without pause while one worker drains and a third joins.

@@ -1,6 +1,6 @@
-"""Checks the spans of every request: exactly one root span, and child spans that cover it.
+"""Checks that every request has exactly one root span, and child spans that cover it.
 
-Pure functions of the spans and the list of sent requests.
+Contains only pure functions of the spans and the list of sent requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Audit:
         num_outside: Child spans that exceed their root.
         num_uncovered: Root spans whose children leave a gap, overlap or exceed the root span by
             more than allowed.
-        worst_gap_ns: The largest such deviation.
+        worst_gap_ns: The longest gap, overlap or excess of any root span, nanoseconds.
     """
 
     num_requests: int

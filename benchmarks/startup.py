@@ -1,4 +1,4 @@
-"""Time from exec of `penstock serve` to its ready line, and from SIGTERM to its end.
+"""Measures the time from exec of `penstock serve` to its ready line, and from SIGTERM to its end.
 
 Every run starts new processes with the demo model on a free port. The first run, which may have to
 read files from disk, is reported separately. Goal: ready in under 6 s.

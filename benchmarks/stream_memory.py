@@ -1,15 +1,16 @@
-"""The memory of fronts (gRPC server processes) per open stream, and the growth of that memory per
-request (leaks).
+"""Measures the memory of fronts (gRPC server processes) per open stream, and its growth per request
+(leaks).
 
-Measures the resident memory: per waiting stream and per stream that gets a token every quarter of a
-second, with 1,000 streams, and with 5,000 streams on two processes (each accepts up to 4,096). Also
-measures the growth per request, for requests that finish, and for requests whose client disconnects
-after the first token. gRPC's core is known to keep 100 to 200 bytes for each disconnected request.
+Measures the resident memory per stream that waits and per stream that gets a token every quarter of
+a second, with 1,000 streams, and with 5,000 streams on two processes (each accepts up to 4,096).
+Also measures the growth per request, for requests that finish, and for requests whose client
+disconnects after the first token. gRPC's core is known to keep 100 to 200 bytes for each
+disconnected request.
 
     python benchmarks/stream_memory.py [--full] [--json FILE]
 
-Resident memory varies by a megabyte. MemoryGrowth over 10,000 requests, which take under a minute,
-is reported, but it is checked against its goal only with --full, over 100,000 requests."""
+Resident memory varies by a megabyte. The growth over 10,000 requests, which take under a minute, is
+reported, but it is checked against its goal only with --full, over 100,000 requests."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ class StreamMemory:
 class MemoryGrowth:
     """Resident bytes of the front process before the first and after each block of requests.
 
-    `request_bytes`: the slope over the second half, bytes per request.
+    `request_bytes`: the slope over the second half of the blocks, bytes per request.
     """
 
     kind: str
@@ -151,7 +152,7 @@ def measure_open_streams(num_streams: int, *, is_active: bool) -> StreamMemory:
 def measure_growth(
     kind: str, num_requests: int, num_tokens: int, leave_after: int = 0
 ) -> MemoryGrowth:
-    """Run blocks of requests on one front; return the memory after each."""
+    """Run blocks of requests on one front; return the memory before the first and after each."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
         port, fronts = serving.port, serving.pids("front")

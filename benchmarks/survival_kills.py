@@ -1,4 +1,4 @@
-"""The effect on clients when processes of the service die, hang or are stopped.
+"""Measures the effect on clients when processes of the service die, hang or are stopped.
 
 Contains the parts engine_kill, no_replay, hang, front_kill and drain of the survival benchmark.
 Each round uses a fresh service, so that its crashes do not count towards another round's limit.

@@ -1,7 +1,7 @@
-"""Many live streams: the content and times of each, compared with the expected output.
+"""Reads many concurrent streams, and compares their tokens with the expected output.
 
-The client side of the survival benchmark. Its client neither retries nor resumes, so that recovery
-is due to the service alone.
+This is the client side of the survival benchmark. Its client neither retries nor resumes, so that
+recovery is due to the service alone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class References:
         return sum(self.wrong_of(index, received) for index, received in pairs)
 
     def wrong_of(self, index: int, received: Received) -> int:
-        """Count the wrong tokens, and messages out of sequence, of one stream."""
+        """Count one stream's missing, duplicated and wrong tokens, and messages out of sequence."""
         pairs = zip_longest(received.ids, self.ids[index])
         return received.num_skips + [one == other for one, other in pairs].count(False)
 

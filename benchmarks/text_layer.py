@@ -1,4 +1,4 @@
-"""The cost of text processing in a front (gRPC server process) per streamed token.
+"""Measures how long a front (gRPC server process) takes to process the text of a streamed token.
 
 Streams get one token per push, as with a client that reads fast enough, or 16 for comparison. Uses
 the packaged model unless another folder is given.

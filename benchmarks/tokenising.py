@@ -1,13 +1,13 @@
-"""The effect of one client's long texts on other clients of the same front (gRPC server process).
+"""Measures the effect of one client's long texts on other clients of the same front process.
 
-Runs a service with one front process and the simulated executor. First, large messages are sent one
-at a time, such as 1 MiB of text as a prompt, as a chat and to `Tokenize`. Reports the longest time
-for which the event loop was blocked (median of three runs), with the CPU time of its thread and its
-process meanwhile; also for a long response with log probabilities. Then one tenant repeatedly sends
-64 concurrent prompts of 1 MB, all of which are rejected. The benchmark reports the time to first
-token of another tenant's short prompts, with and without the flood, and whether a front process was
-killed. A block that exceeds the goal is inconclusive if the process used less CPU time than the
-goal meanwhile.
+Runs a service with one front (gRPC server process) and the simulated executor. First, large
+messages are sent one at a time, such as 1 MiB of text as a prompt, as a chat and to `Tokenize`.
+Reports the longest time for which the event loop was blocked (median of three runs), with the CPU
+time of its thread and its process meanwhile; also for a long response with log probabilities. Then
+one tenant repeatedly sends 64 concurrent prompts of 1 MB, all of which are rejected. The benchmark
+reports the time to first token of another tenant's short prompts, with and without the flood, and
+whether a front process was killed. A block that exceeds the goal is inconclusive if the process
+used less CPU time than the goal meanwhile.
 
     python benchmarks/tokenising.py [--full] [--part stops|flood] [--json FILE]
 """

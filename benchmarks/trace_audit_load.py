@@ -1,6 +1,6 @@
-"""The load of the trace audit: requests with every possible end, each with a known trace id.
+"""Sends the load of the trace audit: requests with every intended end, each with a known trace id.
 
-Sends the requests and records their results.
+Records how each request ended.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class AuditRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """How all requests ended. `outcomes`: number of requests by kind and by error reason, status or
-    "left".
+    """How all requests ended. `outcomes`: the number of requests for each pair of kind and outcome;
+    an outcome is an error's reason or else its status, "OK" or "left".
     """
 
     sent: list[SentRequest] = field(default_factory=list[SentRequest])

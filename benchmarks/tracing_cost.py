@@ -1,5 +1,5 @@
-"""The overhead of tracing every request: CPU time of the front (gRPC server process), throughput,
-event-loop lag.
+"""Measures the overhead of tracing every request in CPU time of the front (gRPC server process),
+throughput and event-loop lag.
 
 Measures `penstock serve` with one front process on the simulated executor (steps of 5 ms, prompts
 of 64 tokens, 16 tokens each) without an observer (the process that exports traces), and with traces
@@ -68,7 +68,10 @@ NUM_AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The amount of work. The quick run takes less than two minutes."""
+    """The number of rounds, the durations in seconds, and the number of batches of the record path.
+
+    The quick run takes less than two minutes.
+    """
 
     num_rounds: int
     warm_s: float
@@ -98,7 +101,9 @@ class Added:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """The traces of a variant by outcome, and the observer's CPU time per request."""
+    """The numbers of requests, root spans, spans and dropped records of a variant, and the
+    observer's CPU time per request, microseconds.
+    """
 
     side: str
     num_requests: int
@@ -161,7 +166,7 @@ def added(runs: Sequence[RunResult], side: str) -> Added:
 
 
 def traces_of(side: Side) -> Traces:
-    """Return the counts of a variant; those of spans are 0 unless its collector counts."""
+    """Return the counts of a variant. Those of spans are 0 if no collector counted its spans."""
     return Traces(
         side=side.name,
         num_requests=side.num_requests,

@@ -1,4 +1,4 @@
-"""The servers that the cost of tracing is compared with (bare grpc.aio), and collectors.
+"""Runs the servers that the cost of tracing is compared with (bare grpc.aio), or a collector.
 
 Every server responds to `Generate` with 16 messages of one token, one per step of 5 ms, from an
 asynchronous generator on uvloop, with minimal overhead. Roles of this program:

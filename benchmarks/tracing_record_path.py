@@ -1,4 +1,4 @@
-"""The CPU time that a front (gRPC server process) uses for a request's record, measured separately
+"""Measures the CPU time that a front (gRPC server process) uses for a request's record, separately
 on one thread.
 
 Runs the code of that process without gRPC and without the engine: opens the request's account (the

@@ -1,5 +1,4 @@
-"""The variants (sides) of the tracing benchmark: the processes of each, and the results of one
-measurement.
+"""Starts and measures the variants (sides) of the tracing benchmark.
 
 All variants run throughout and are measured alternately, so that other load on the machine affects
 all of them. The last core is reserved for the server under load; engines, observers, collectors and
@@ -85,7 +84,8 @@ class Side:
     """A running variant. `watched`: its processes besides `server`; their CPU time does not count
     as other load.
 
-    `count`: returns the counts of the variant's collector; None without one. `num_requests`: number
+    `count`: returns the numbers of spans that the variant's collector received; None without a
+    collector that counts. `num_requests`: number
     of requests sent to it so far.
     """
 

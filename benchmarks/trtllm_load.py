@@ -1,5 +1,6 @@
-"""The workload of `trtllm_overhead`: a closed loop of requests, its measurements, and their
-transfer between processes.
+"""Runs the workload of `trtllm_overhead`, a closed loop of requests, and measures it.
+
+Also passes loads and results between processes.
 """
 
 from __future__ import annotations

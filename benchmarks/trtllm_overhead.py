@@ -1,12 +1,12 @@
-"""The overhead of Penstock over TensorRT-LLM, measured with a fake of TensorRT-LLM.
+"""Measures the overhead of Penstock over TensorRT-LLM, with a fake of TensorRT-LLM.
 
 The fake is used directly and through Penstock. Runs closed loops with 1, 64 and 256 requests in
 flight, 512 random prompt tokens each, steps of 20 ms; the first requests are all sent within the
 time of one step. "Burst" is the TTFT of these first requests, "TTFT" that of the others. Three
 variants alternate in one run: the floor (the lower bound: a program that uses the fake directly,
 one task per request), the engine side (scheduler, executor and engine loop, with a client of the
-engine's socket that only counts) and the service (`penstock serve`, gRPC clients). Each has a
-separate engine.
+engine's socket that only records tokens) and the service (`penstock serve`, gRPC clients). Each has
+a separate engine.
 
     python benchmarks/trtllm_overhead.py [--full] [--json FILE]
 
@@ -48,8 +48,9 @@ _FIGURES = ("burst_mean", "ttft_mean", "ttft_p50", "itl_mean", "itl_p50")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The amount of work. Each run sends `num_waves` times the concurrency, at least MIN_REQUESTS;
-    the first wave is the burst.
+    """The number of rounds and the size of each run, which sends `num_waves` times the concurrency,
+    at least MIN_REQUESTS requests. The first wave is the burst. `output_tokens`: least and greatest
+    output length.
     """
 
     num_rounds: int
@@ -185,7 +186,9 @@ def all_runs(size: Size) -> list[Run]:
 
 
 def added(runs: list[Run], side: str, in_flight: int, figure: str) -> tuple[float, float]:
-    """Return the difference from the floor in milliseconds and percent, medians over the rounds."""
+    """Return the difference of `figure` from the floor, in milliseconds and in percent. Both are
+    medians over the rounds.
+    """
     mine, floor = (
         [getattr(one, figure) for one in runs if (one.side, one.in_flight) == (each, in_flight)]
         for each in (side, FLOOR)

@@ -1,8 +1,11 @@
-"""The processes of `trtllm_overhead`: the engine and the clients of each variant.
+"""Runs one process of `trtllm_overhead`: an engine, or the clients of a variant.
 
-floor FOLDER: the fake of TensorRT-LLM, called directly. engine FOLDER SOCKET: Penstock's engine
-process without a supervisor. link SOCKET: a client of the engine's socket, without a
-front (gRPC server process). service ADDRESS: gRPC clients.
+Roles of this program:
+
+    floor FOLDER            calls the fake of TensorRT-LLM directly
+    engine FOLDER SOCKET    Penstock's engine process without a supervisor
+    link SOCKET             a client of the engine's socket, without a front (gRPC server process)
+    service ADDRESS         gRPC clients
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Usage errors of benchmarks: wrong arguments and missing packages.
+"""Reports usage errors of benchmarks: missing arguments and missing packages.
 
 Used by programs with positional arguments that a benchmark starts, and by benchmarks that need
 additional packages.

@@ -1,9 +1,9 @@
-"""vLLM's gRPC server on the CPU, measured with the same streams as Penstock in `cpu_served.py`.
+"""Starts vLLM's gRPC server on the CPU, for the streams that `cpu_served.py` gives Penstock too.
 
 With vLLM's interpreter, in which the generated code of its protocol is installed, this program is a
 client process of `served_model.py`:
 
-vllm_service.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
+    vllm_service.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ async def vllm_service(
 
 
 async def _read(arguments: list[str]) -> dict[str, list[float]]:
-    """Read streams that start together; return by name TTFT, ITL and elapsed seconds, and the
-    number of tokens.
+    """Read streams that start together; return a dict of lists: the TTFTs, the times between
+    messages and the elapsed time, all in seconds, and the number of tokens.
     """
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)

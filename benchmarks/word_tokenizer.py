@@ -1,5 +1,6 @@
-"""A tokenizer for models with random weights: token n is the word "w" followed by n; text is split
-at spaces and punctuation.
+"""Writes a tokenizer for models with random weights.
+
+Token n is the word "w" followed by n; text is split at spaces and punctuation.
 """
 
 from __future__ import annotations

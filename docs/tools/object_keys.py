@@ -1,4 +1,4 @@
-"""The keys of settings whose values are JSON objects, from their declarations."""
+"""Lists the keys of settings whose values are JSON objects, from the settings' declarations."""
 
 import dataclasses
 import enum

@@ -1,4 +1,5 @@
-"""Draws a flight recording in the style of Perfetto: steps, counters, slots, queue, arrows.
+"""Draws a flight recording in the style of Perfetto: the steps, the counters, the slots and the
+queue, with arrows between the slices of each highlighted request.
 
 Its input is the trace that `penstock timeline` writes. Does no I/O.
 """
@@ -72,7 +73,7 @@ class Timeline:
     )
 
     def on(self, name: str) -> list[Slice]:
-        """Return the slices of a track or of a group of tracks, by its name."""
+        """Return the slices of the track or the group of tracks that has this name."""
         return [
             each
             for each in self.slices
@@ -129,7 +130,7 @@ def timeline_of(trace: Mapping[str, Any]) -> Timeline:
 
 
 def picture(timeline: Timeline, view: View) -> str:
-    """Return the picture as SVG."""
+    """Return the picture of `timeline`, drawn as `view` specifies, as SVG."""
     return _Picture(timeline, view).draw()
 
 

@@ -1,6 +1,7 @@
-"""A frame of `penstock top` as SVG, on a light background and without a window.
+"""Converts a frame of `penstock top` to SVG, on a light background and without a window.
 
-The command renders the frame; this module replaces only the background and the window.
+The content of the frame is that of the command; this module changes only the colours and removes
+the window.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def for_site(path: str, markdown: str) -> str:
 
 
 def with_pictures(path: str, markdown: str) -> str:
-    """Return the Markdown of file `path` with each Mermaid diagram replaced by its picture. Raises
-    ValueError if it has none in `PICTURES`.
+    """Return the Markdown of file `path` with each Mermaid diagram replaced by a picture. Raises
+    ValueError for a diagram in a file that is not in `PICTURES`.
     """
     for block in blocks(markdown):
         if block.language == "mermaid":
@@ -159,7 +159,7 @@ def linked_file(path: str, target: str) -> str | None:
 
 
 def site_path(path: str) -> str:
-    """Return the path of a file in the site's sources."""
+    """Return the path, in the site's sources, of a file of the repository."""
     parts = PurePosixPath(path).parts
     return posixpath.join(*parts[1:]) if parts[0] == "docs" else posixpath.join(BELOW, *parts)
 

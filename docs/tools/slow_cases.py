@@ -1,5 +1,5 @@
-"""The scenarios of docs/why-is-it-slow.md: load and settings of each, and where the cause is
-visible.
+"""Defines the scenarios of docs/why-is-it-slow.md: the load and the settings of each, and the
+queries and pictures that show its cause.
 
 `COST` determines the step times, so the figures are nearly the same in every run.
 """
@@ -45,8 +45,9 @@ class Case:
         changed_options: Options of the second run, which override or extend `options`.
         second_name: Name of the second run; empty if there is none.
         second_requests: Requests of the second run; if empty, the same as in the first.
-        groups: Prefixes of request names whose clients are reported together.
-        queries: Unit of each PromQL query; `[5m]` is replaced by the duration of the run.
+        groups: Prefixes of request names; the requests with the same prefix are reported together.
+        queries: Unit of the result of each PromQL query ("s" or empty), by query; `[5m]` is
+            replaced by the duration of the run.
         top_s, kill_s: Seconds after the start of the load at which `penstock top` is captured, and
             at which the engine is killed (None: never).
         has_timeline_after, has_top: Whether the page has these pictures in addition to the timeline

@@ -87,7 +87,9 @@ class Load(threading.Thread):
 
 
 def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
-    """Run a case once; return the results. Raises RunFailed."""
+    """Run a case once; return the results. Raises RunFailed if the service or Prometheus does not
+    start, or if a query fails.
+    """
     options = case.second_options if is_second else case.first_options
     requests = case.second_requests if is_second and case.second_requests else case.requests
     flights = home / "flights"

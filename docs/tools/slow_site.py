@@ -104,9 +104,9 @@ class Prometheus:
 class Run:
     """The results of one run.
 
-    `values`: of the PromQL queries, by query, then by labels. `trace` and `summary`: the file that
-    `penstock timeline` writes, and the text that it prints. `top`: the picture of `penstock top`,
-    as SVG. `log`: the log of the service.
+    `values`: the results of the PromQL queries, by query, then by labels. `trace` and `summary`:
+    the file that `penstock timeline` writes, and the text that it prints. `top`: the picture of
+    `penstock top`, as SVG. `log`: the log of the service.
     """
 
     answers: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
@@ -135,8 +135,8 @@ def block(case: Case, runs: Sequence[Run]) -> str:
 
 
 def log_lines(log: str, words: Sequence[str]) -> list[str]:
-    """Return the log lines since the service was ready that contain any of these words; folders are
-    removed from paths."""
+    """Return the log lines since the service was ready that contain any of these words; paths of
+    flight recordings are shortened to file names."""
     _, _, since = log.rpartition("penstock metrics on")
     lines = [line for line in since.splitlines() if any(word in line for word in words)]
     return [_FOLDER.sub("", line) for line in lines]

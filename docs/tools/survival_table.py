@@ -20,9 +20,10 @@ _SIGNS = {"at most": "≤", "at least": "≥"}
 
 
 def rows_of(document: dict[str, Any]) -> list[str]:
-    """Return one row for each check, with the measured value; a missed goal is marked.
+    """Return the rows of the table; each check has its measured value and its goal. A missed goal,
+    or too few runs, is marked.
 
-    Checks of one figure during several attacks share a row.
+    Checks whose names are the same up to the word "during" or a colon share a row.
     """
     rows: dict[str, list[tuple[str, str]]] = {}
     for check in document["checks"]:

@@ -1,5 +1,5 @@
-"""Training prompts that do not occur in plays: digits, code, addresses, capitals, arbitrary
-Unicode, small sums.
+"""Generates training prompts of kinds that do not occur in plays: code, addresses, numbers, words
+in capitals, arbitrary Unicode characters, small sums, and consecutive numbers.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ def other_prompt(generator: np.random.Generator) -> str:
 
 
 def sums(generator: np.random.Generator) -> list[tuple[str, str]]:
-    """Return (question, answer) lines: one-digit sums and differences in one notation, or one line
-    that counts.
+    """Return (question, answer) pairs.
+
+    Usually a question is a sum or difference of two one-digit numbers, and the answer is the
+    result. One time in five there is a single pair instead: three consecutive numbers, and the
+    numbers that follow them.
     """
     space = " " if generator.random() < 0.3 else ""
     if generator.random() < 0.2:

@@ -232,8 +232,8 @@ class SequenceSampler:
         self.dropped_share = dropped_share
 
     def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
-        """Return token ids int64 [num_sequences, num_tokens]; `~id` (negative): the token `id`,
-        excluded from the loss.
+        """Return token ids int64 [num_sequences, num_tokens]. A negative value `~id` stands for the
+        token `id`, which is excluded from the loss.
         """
         rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
         return np.asarray(rows, dtype=np.int64)
@@ -308,11 +308,12 @@ class SequenceSampler:
         return ids
 
     def _prompted(self) -> list[int]:
-        """Return the token ids of a speech with a prompt of another kind (other_prompts.py), or of
-        sums and a speech.
+        """Return the token ids of a speech combined with text from other_prompts.py: a prompt, or
+        sums with their results.
 
-        The prompt is before the speech, inside it, or a question that the speech answers. Only the
-        speech and the answers are in the loss. Only a chat ends with the end token.
+        The prompt is before the speech, inside it, or in a chat in which the speech is the reply.
+        Sums are before the speech. Only the results of sums and the speech are in the loss, without
+        the part before a prompt inside it. Only a chat ends with the end token.
         """
         index = int(self._generator.integers(len(self._bodies)))
         body = self._bodies[index]

@@ -1,7 +1,7 @@
 """A real service under attack, and a well-behaved client that sends requests during the attack.
 
-Contains that client, and waits until no calls, requests, cache blocks or memory of the attack are
-left.
+Contains that client, and methods that wait until no calls, requests, cache blocks or memory of the
+attack are left.
 """
 
 from __future__ import annotations

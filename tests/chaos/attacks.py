@@ -38,8 +38,8 @@ class AttackResult:
     """The server's responses to an attack.
 
     `num_sent`: streams, frames or connections, depending on the attack. `goaway`: the code of a
-    GOAWAY, None if none was received. `is_cut`: the server closed the connection. `statuses`: of
-    calls that ended with one.
+    GOAWAY, None if none was received. `is_cut`: the server closed the connection. `statuses`: the
+    gRPC statuses of the calls that ended with one.
     """
 
     num_sent: int

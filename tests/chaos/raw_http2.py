@@ -83,9 +83,10 @@ def reset(stream: int, code: int = CANCEL) -> bytes:
 
 
 class RawConnection:
-    """A connection. `counts`: number of frames received, by kind; `goaway`: the code of the last
-    GOAWAY; `statuses`: the status codes of calls, in the order of their ends. `settings`: those of
-    the server; `granted`: bytes added to send windows, by stream; 0 is the connection.
+    """A connection that sends frames unchecked. `counts`: number of frames received, by kind;
+    `goaway`: the code of the last GOAWAY; `statuses`: the status codes of calls, in the order of
+    their ends. `settings`: those of the server; `granted`: number of bytes by which the server
+    extended send windows, by stream; 0 is the connection.
 
     It acknowledges settings and pings, except those in `unacknowledged` (frame kinds).
     `initial_window`: receive window of each stream in bytes, which is never extended.

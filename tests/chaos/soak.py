@@ -121,9 +121,10 @@ def schedule(plan: SoakPlan) -> Iterator[tuple[float, Fault]]:
 
 
 class Watch:
-    """Observes a service once a second. `problems`: invalid statistics and forbidden log lines.
+    """Observes a service once a second. `problems`: descriptions of invalid statistics and of
+    forbidden log lines.
 
-    `memory`: (seconds, resident bytes) of every process, by its role and pid.
+    `memory`: samples (monotonic seconds, resident bytes) of every process, by its role and pid.
     """
 
     def __init__(self, service: Service, operations: OperationsClient) -> None:
@@ -197,8 +198,8 @@ def _is_alive(process: psutil.Process) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class InjectedFault:
-    """One injected fault. `recovery_s`: time to the first token of a request sent right after it;
-    None: none arrived.
+    """A fault that was injected. `recovery_s`: seconds to the first token of a request sent right
+    after the fault; None if that request got no token or an error.
     """
 
     fault: Fault
@@ -323,8 +324,8 @@ class Injector:
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """`limits`: (name, value, whether it holds) of each condition on the soak. `details`: further
-    lines of the report.
+    """The result of a soak. `limits`: (name, value, whether it holds) of each limit that the soak
+    must keep. `details`: further lines of the report.
     """
 
     limits: list[tuple[str, object, bool]]
@@ -437,8 +438,8 @@ def _limits_of_faults(injected: list[InjectedFault]) -> Iterator[tuple[str, obje
 
 
 def _limits_of_memory(watch: Watch, load: Load) -> Iterator[tuple[str, object, bool]]:
-    """Yield a limit on memory growth for each process that lived long enough to have made its first
-    allocations.
+    """Yield the limit on memory growth of each process that lived for more than twice WARM_UP_S, in
+    which it made its first allocations.
     """
     most = MAX_BYTES_ONCE + MAX_BYTES_PER_CANCEL * load.ledger.num[Kind.CANCEL]
     for (role, pid), samples in watch.memory.items():

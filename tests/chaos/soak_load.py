@@ -1,4 +1,5 @@
-"""The clients of a soak test: what they send, how they read, and what they must receive.
+"""The clients of a soak test. They send requests of several kinds, and compare what they receive
+with the correct outputs.
 
 They use the Python client, which observes retry delays and resumes broken streams.
 """
@@ -72,7 +73,8 @@ class SoakPlan:
 
     `num_streams` run at all times, and `num_held` more in client processes that are stopped or
     killed; `burst_size` start at once every `burst_every_s`. After `seconds` no new requests are
-    sent. `is_torch`: the demo model instead of the simulated one, without scripted faults.
+    sent. `is_torch`: the service runs the demo model instead of the simulated one, and scripts no
+    faults.
     """
 
     seconds: float = 300.0
@@ -86,10 +88,11 @@ class SoakPlan:
 
 
 class EndCounts:
-    """The ends of the requests: only sums and the causes of errors, so that memory is bounded.
+    """Counts the ends of requests. Keeps only sums and the causes of errors, so that memory is
+    bounded.
 
-    `wrong`: descriptions of unexpected tokens or counts. `by_minute`, `errors_by_minute`: number of
-    requests that ended in each minute, and of those that failed.
+    `wrong`: descriptions of unexpected tokens and sequence numbers. `by_minute`: number of requests
+    that ended in each minute; `errors_by_minute`: number of those that failed.
     """
 
     def __init__(self) -> None:
@@ -127,7 +130,7 @@ class EndCounts:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Draws prompts, and returns the first tokens of their correct outputs."""
+    """Draws prompts (`draw`), and returns the first tokens of their correct outputs (`tokens`)."""
 
     draw: Callable[[random.Random], Prompt]
     tokens: Callable[[Prompt, int], list[int]]
@@ -337,7 +340,9 @@ class _Received:
             self._end = event
 
     def outcome(self) -> str:
-        """Return what is missing in a stream that ended without an error, "" if it is complete."""
+        """Return what is missing in a stream that ended without an error, "" if it is complete.
+        Adds a wrong number of tokens to `wrong`.
+        """
         if self._end is None:
             return "no end"
         (output,) = self._end.outputs

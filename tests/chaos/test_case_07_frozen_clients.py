@@ -1,5 +1,5 @@
-"""Case 7: a client process is stopped, not killed: the service detects its streams,
-also idle ones.
+"""Case 7: a client process is stopped, not killed; the service detects this, and cancels the
+requests of all its streams, also of an idle one.
 """
 
 from __future__ import annotations

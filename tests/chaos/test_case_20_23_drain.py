@@ -1,5 +1,5 @@
-"""Cases 20 to 23: the service is stopped at unfavourable moments, and drains within its
-time limit.
+"""Cases 20 to 23: the service is stopped at unfavourable moments, and still drains within its time
+limit.
 """
 
 from __future__ import annotations

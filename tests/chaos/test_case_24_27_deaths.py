@@ -1,5 +1,5 @@
-"""Cases 24 to 27: engine, fronts and supervisor die or hang: which streams are lost, and which
-processes are restarted.
+"""Cases 24 to 27: which streams are lost and which processes are restarted when the engine, fronts
+or the supervisor die or hang.
 
 No process is left behind, and no stream hangs.
 """

@@ -32,7 +32,9 @@ last one that the kill precedes the stream's end on a busy machine too.
 
 
 def asked(number: int) -> dict[str, Any]:
-    """Return a greedy request for an even number, a seeded one for an odd number."""
+    """Return the arguments of a request: a greedy one if `number` is even, a sampled one if it is
+    odd.
+    """
     return {
         "prompt": (5 + number, 6, 7, 8),
         "temperature": float(number % 2),
@@ -71,8 +73,8 @@ async def read(client: Client, number: int, events: list[Event], updates: asynci
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event]]:
-    """Run all streams to their end; return the events of each. Kill the engine each time that the
-    first stream reaches the next number of tokens in `kills`.
+    """Run all streams to their end; return the events of each. `kills`: numbers of tokens; the
+    engine is killed each time that the first stream has reached the next of them.
     """
     reported: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
     updates = asyncio.Event()

@@ -30,7 +30,9 @@ def ids_of(events: list[Event]) -> list[int]:
 
 
 async def read(address: str, first: int, *, begun: asyncio.Event | None = None) -> list[Event]:
-    """Read one stream over its own connection; set `begun` at its tenth event."""
+    """Read one stream over its own connection, setting `begun` at the tenth event; return all
+    events.
+    """
     events: list[Event] = []
     async with Client(address, resume_grace_s=GRACE_S) as client:
         async for event in client.generate(TokenPrompt(ids=(first, 6, 7)), **OPTIONS):
@@ -60,7 +62,9 @@ async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoi
 async def continue_stream(
     address: str, point: ResumePoint, events: list[Event], *, asked: asyncio.Semaphore
 ) -> None:
-    """Resume over another connection, on any front; release `asked` first."""
+    """Resume at `point` over another connection, on any front, and append the events to `events`;
+    release `asked` just before.
+    """
     async with Client(address, resume_grace_s=GRACE_S) as client:
         asked.release()
         async for event in client.resume(point):

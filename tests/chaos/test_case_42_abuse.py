@@ -1,5 +1,5 @@
-"""Case 42: malformed HTTP/2 frames on one connection affect no other connection and
-leave no state.
+"""Case 42: malformed HTTP/2 frames on one connection affect no other connection, and leave no state
+behind.
 """
 
 from __future__ import annotations

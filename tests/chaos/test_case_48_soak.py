@@ -1,4 +1,4 @@
-"""Case 48: the soak test for less than a minute; soak.py runs it for five minutes or two hours."""
+"""Case 48: runs the soak test for less than a minute; the program soak.py runs it longer."""
 
 from __future__ import annotations
 

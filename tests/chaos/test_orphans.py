@@ -31,11 +31,13 @@ Load = Literal["works", "raises", "exits", "crashes", "sticks"]
 def engine_conduct(
     folder: Path, worker: Worker | None = None, load: Load = "works", sticks_from_life: int = 1
 ) -> dict[str, str]:
-    """Return the environment for `support.service`. `folder`: an empty one, where workers report.
+    """Return the environment for `support.service`. `folder`: an empty folder in which workers
+    create files.
 
     `worker`: a child of the engine, a detached one, one that also ignores SIGTERM, or a detached
     one with children. Each holds a lock that the next engine's worker needs. `load`: how loading
-    the model ends; with "sticks" it hangs from the engine number `sticks_from_life` on.
+    the model ends; with "sticks" it hangs in the engine number `sticks_from_life` and all later
+    ones.
     """
     conduct = {
         "folder": str(folder),

@@ -69,8 +69,8 @@ class Storm:
         )
 
     def deadline_s(self, key: int) -> float:
-        """Return the deadline of request `key`, at the current time for every hundredth; NO_TIME
-        for most.
+        """Return the deadline of request `key`: the current time for every hundredth request, and
+        for most others NO_TIME.
         """
         now_s = self.harness.clock.now_s
         if key % 100 == 0:

@@ -1,5 +1,5 @@
-"""Requests of every kind, and mutations of their bytes: bits flipped, bytes removed, doubled or
-joined.
+"""Encodes requests of every kind, and mutates their bytes: flips bits, and removes, doubles or
+joins bytes.
 
 A random seed determines the mutations.
 """

@@ -1,4 +1,4 @@
-"""The decoders of untrusted bytes as functions of bytes: each returns, or raises if there is a bug.
+"""The decoders of untrusted bytes, each as a function of bytes that raises only if there is a bug.
 
 Contains the list of targets, and the errors that each decoder may raise for invalid bytes.
 """
@@ -38,7 +38,9 @@ _MESSAGES: tuple[type[Any], ...] = (
 
 
 def read_request(data: bytes) -> None:
-    """Read a request of an unauthenticated caller up to the point where it needs an engine."""
+    """Read the bytes as a GenerateRequest of an unauthenticated caller, up to the point where it
+    needs an engine.
+    """
     try:
         message = parse(pb.GenerateRequest, data)
         num_unknown_fields(message)
@@ -51,7 +53,7 @@ def read_request(data: bytes) -> None:
 
 
 def parse_messages(data: bytes) -> None:
-    """Parse the bytes as each of the other messages."""
+    """Parse the bytes as each of the message types in `_MESSAGES`."""
     for message_type in _MESSAGES:
         try:
             num_unknown_fields(parse(message_type, data))
@@ -92,7 +94,9 @@ def read_command(data: bytes) -> None:
 
 
 def read_trace_headers(data: bytes) -> None:
-    """Parse a traceparent and, after a line feed, a tracestate, as bytes and as text."""
+    """Parse the bytes up to the first line feed as a traceparent and the others as a tracestate;
+    then parse both again as text.
+    """
     parent, _, state = data.partition(b"\n")
     for one, other in ((parent, state), (parent.decode("latin-1"), state.decode("latin-1"))):
         found = parse_traceparent(one, other)

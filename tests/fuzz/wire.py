@@ -1,6 +1,6 @@
-"""Sends mutated messages of every method to a live server, and counts how the calls end.
+"""Sends mutated messages of every method to a live server, and counts the statuses of the calls.
 
-Sends only. Shared by the tests and the benchmark, and also a program:
+It does not start the server. The tests and the benchmark import it; it is also a program:
 
     python -m fuzz.wire ADDRESS NUM [SEED]
 """

@@ -1,5 +1,5 @@
-"""Fixtures of the gateway tests: the generated protocol code, and skips if the gateway or a client
-for it is missing.
+"""Fixtures of the gateway tests. They provide the generated protocol code, and skip tests if the
+gateway or a client for it is not installed.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ _NUM_TRIES = 3
 
 
 def missing_packages() -> list[str]:
-    """Return which of the gateway, its protocol and a client for it are not installed."""
+    """Return the names of the PACKAGES (gateway, protocol, client) that are not installed."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
 class Gateway:
-    """A running gateway process: inside `async with gateway(...) as made`, its workers and its
-    tokenizer are ready.
+    """A running gateway process. `gateway` provides it with its workers and its tokenizer ready;
+    `launched_gateway` does not wait for them.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int) -> None:

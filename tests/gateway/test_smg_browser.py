@@ -207,8 +207,8 @@ def static_server() -> Generator[str]:
             pass
 
         def do_POST(self) -> None:
-            """Respond as a gateway with a scripted stream, whose end a real gateway cannot be made
-            to send.
+            """Respond as a gateway does, with a scripted stream: a real gateway cannot be made to
+            end a stream in these ways.
             """
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             body, _ = STREAMS[asked["model"]]
@@ -283,7 +283,7 @@ def loaded_page(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
 ) -> LoadedPage:
     """Open the page with a prompt that is sent at once; return the document when the response is
-    over. If `until` is another condition, press Stop once it holds.
+    over. If `until` is not IS_OVER, press Stop once that condition holds.
     """
     asked = {"gateway": to, "prompt": GREETING, "max_tokens": max_tokens, "model": model}
     page = browser.open(f"{origin}/?{urllib.parse.urlencode(asked)}")

@@ -1,7 +1,7 @@
 """The real gateway follows which blocks its workers have cached, and routes requests by them.
 
-The prompts are sent to the workers directly, so that the gateway cannot route by its earlier
-requests.
+The prompts that fill the caches are sent to the workers directly, so that the gateway cannot route
+by its own earlier requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields that the real gateway passes on and those it drops, for each row of docs/gateway.md.
+"""The real gateway passes on or drops each field as the rows of docs/gateway.md state.
 
 The worker supports constraints; a relay in front of it records what it receives.
 """
@@ -164,8 +164,9 @@ class Answer:
 
 @dataclass
 class Harness:
-    """The gateway, the relay to its worker, and the gateway's response to a request sent before it
-    had a worker."""
+    """The gateway, the relay to its worker, and the gateway's response to a request from before it
+    had a worker.
+    """
 
     gateway: Gateway
     relay: RecordingRelay

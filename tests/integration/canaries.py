@@ -1,7 +1,5 @@
-"""Secrets that a client sends (canaries), and all encodings in which a service might leak them.
-
-Contains the texts and token ids, the requests that carry them, and the search. Texts are searched
-verbatim, token ids as text, in memory and as protobuf.
+"""Defines secrets that a client sends (canaries), builds requests with them, and searches for them.
+Texts are searched verbatim; token ids are searched as text, as integers in memory and as protobuf.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Three real servers, clients that balance over them, and servers that start, stop and die.
+"""Clients balance their calls over three real servers while servers start, stop and die.
 
 Tests the statements of docs/balancing.md. Every server ends its connections after a second, so that
 connections are also replaced because of their age in every test.
@@ -61,8 +61,8 @@ class SteadyLoad:
                 self._changed.notify_all()
 
     async def more(self, *names: str, count: int = 10) -> Counter[str]:
-        """Wait until each of these servers has answered `count` more requests; return all answers
-        meanwhile.
+        """Wait until each of these servers has answered `count` more requests; return the number of
+        answers of every server meanwhile.
         """
         before = self.answered.copy()
         async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:

@@ -1,4 +1,6 @@
-"""`penstock bench` as a process: real services, scripted ones, none; output, files, exit codes."""
+"""Runs `penstock bench` as a process against real services, scripted services and no service, and
+checks its output, files and exit codes.
+"""
 
 import asyncio
 import json

@@ -104,7 +104,7 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
 
 
 def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Completed | Failed:
-    """Submit one request and cancel it after `num_before` iterations; return its end."""
+    """Submit a request and cancel it after `num_before` iterations; return the event of its end."""
     engine.submit((make_spec(key, max_tokens=num_tokens),))
     ends: list[Completed | Failed] = []
     for turn in range(num_tokens + 8):
@@ -120,7 +120,7 @@ def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Complet
 
 
 def test_case_04_cancel_racing_completion_in_the_engine() -> None:
-    """Cancels in the iterations around the end: each request ends exactly once."""
+    """Requests are cancelled before, at and after their last iteration; each ends exactly once."""
     chance = random.Random(4)
     engines = [make_engine(make_info(pipeline_depth=depth))[0] for depth in (1, 2)]
     reasons: Counter[FinishReason] = Counter()

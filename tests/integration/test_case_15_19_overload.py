@@ -43,8 +43,8 @@ def num_received(service: SteppedService) -> int:
 
 
 async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, PublishedQueue]:
-    """Fill the slots with requests of `num_tokens` output tokens, publish its queue to the
-    front, and fill the queue.
+    """Return a service's calls and published queue after filling its slots, with requests of
+    `num_tokens` output tokens, and then its queue.
     """
     calls = Calls()
     await fill_slots(service, calls, SLOTS, num_tokens)
@@ -60,8 +60,8 @@ async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, Publi
 async def test_case_15_a_burst_of_ten_times_the_queue_limit(
     text: ModelText, is_shown: bool
 ) -> None:
-    """Exactly as many as the queue limit are admitted, whether the front or the engine rejects the
-    others.
+    """The number of admitted requests equals the queue limit, whether the front or the engine
+    rejects the other requests.
     """
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls, burst = Calls(), Calls()
@@ -259,7 +259,9 @@ async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText
 async def test_case_10_a_deadline_shorter_than_the_queue(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request is rejected at admission, before any computation, with the estimated time."""
+    """The request is rejected at admission, before any computation; the error has the estimated
+    time.
+    """
     now_s = 7000.0
     config = SchedulerConfig(max_num_waiting=64, max_num_batched_tokens=256)
     async with stepped(text, scheduler=config, max_num_seqs=1, clock=lambda: now_s) as service:

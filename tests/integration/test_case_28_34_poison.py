@@ -39,8 +39,8 @@ NUM_TOKENS = 12
 
 
 def prompt_of(index: int) -> list[int]:
-    """Return a prompt of 3 + `index` tokens: the longest are still in prefill when the first
-    decode.
+    """Return a prompt of 3 + `index` tokens. The longest prompts are still in prefill when the
+    first requests decode.
     """
     return [100 + (7 * index + i) % 150 for i in range(3 + index)]
 

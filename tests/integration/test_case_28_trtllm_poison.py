@@ -76,9 +76,7 @@ def check_others(harness: TrtllmHarness, others: list[RequestSpec]) -> None:
 
 @pytest.fixture
 def guided(build: BuildHarness, monkeypatch: pytest.MonkeyPatch) -> BuildHarness:
-    """Provide a builder of engines with guided decoding, whose constraints are not
-    checked before.
-    """
+    """Provide a builder of engines with guided decoding that receive constraints unchecked."""
     monkeypatch.setattr(fake_module("llmapi.llm"), "TokenizerBase", lambda *_: CharacterTokenizer())
     monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: None)
     return partial(build, guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
@@ -131,7 +129,9 @@ def test_case_28_a_hundred_bad_constraints_in_a_row_do_not_restart_an_idle_engin
 
 
 class Grammar:
-    """Stands in for xgrammar.Grammar: prints its source text; `from_regex` rejects everything."""
+    """Stands in for xgrammar.Grammar. Its string is its source text; `from_regex` rejects every
+    text.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text

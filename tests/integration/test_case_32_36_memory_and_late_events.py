@@ -1,4 +1,6 @@
-"""Cases 32, 35 and 36: too little memory, late events, and cleanup without running requests."""
+"""Cases 32, 35 and 36: requests with too little memory, events of cancelled requests, and cleanup
+while no request runs.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
 async def test_case_35_late_events_of_a_cancelled_request(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Events of all kinds for a cancelled request are counted, and change nothing."""
+    """An admission, a token and an end that arrive for a cancelled request are counted and change
+    nothing; so is an event for an unknown key.
+    """
     caplog.set_level(logging.WARNING)
     leaving = served.stub.Generate(request(50))
     (gone,) = await served.port.next_submission()

@@ -1,5 +1,5 @@
-"""Cases 38 and 39: valid and invalid request fields, and the reported violations, in an in-process
-service.
+"""Cases 38 and 39: an in-process service names the invalid fields of a request, and serves or
+rejects any request.
 """
 
 from __future__ import annotations

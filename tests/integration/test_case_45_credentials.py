@@ -1,4 +1,4 @@
-"""Case 45: valid and invalid certificates and tokens, over real sockets."""
+"""Case 45: over real sockets, valid certificates and tokens are accepted, and others rejected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Child processes of the supervisor that cannot be started, or send an invalid startup report (real
-processes).
+"""Child processes of the supervisor that cannot be started or that send an invalid startup report.
+The processes are real.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
 
 async def spawn_printing(folder: Path, words: bytes, end: str = WAIT) -> Child:
-    """Start a child that sends `words` on its control socket, and then runs the code `end`, by
-    default waiting until the socket is closed.
+    """Start a child that sends `words` on its control socket, and then runs the code `end`; by
+    default it waits until the socket is closed.
     """
     code = (
         "import socket, sys\n"

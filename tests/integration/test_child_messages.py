@@ -33,7 +33,9 @@ control.send(Drain(timeout_s=control.stop_grace_s))
 
 
 class ProcessHarness:
-    """One supervised process, the messages of its child, and the calls of its clean-up function."""
+    """A supervised process that records the messages of its child and the calls of its clean-up
+    function.
+    """
 
     def __init__(self, folder: Path, before_exit: str = "") -> None:
         text = _CHILD.format(folder=str(folder), before_exit=before_exit)

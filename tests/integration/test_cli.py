@@ -1,4 +1,4 @@
-"""The commands as processes, against a real gRPC server with scripted behaviour."""
+"""Runs the `penstock` commands as processes against a real gRPC server with scripted behaviour."""
 
 import asyncio
 import json

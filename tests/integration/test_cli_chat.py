@@ -1,4 +1,4 @@
-"""`penstock chat` in a pipe and at a terminal, against a scripted server."""
+"""Runs `penstock chat` in a pipe and at a terminal, against a scripted server."""
 
 import asyncio
 import signal

@@ -1,4 +1,6 @@
-"""Streams of both clients against a real gRPC server: events, errors, retries, broken streams."""
+"""Streams of both clients, against a real gRPC server: their events and errors, and when the
+clients retry.
+"""
 
 import grpc
 import pytest

@@ -1,4 +1,6 @@
-"""Batches on both clients against a real gRPC server: order, errors, bounds, cancellation."""
+"""Batches of both clients, against a real gRPC server: the order of results, failures, limits on
+concurrency and buffering, and cancellation.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

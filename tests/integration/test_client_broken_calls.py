@@ -1,4 +1,6 @@
-"""Calls that end abnormally, with both clients: rejected during writes, cancelled, too large."""
+"""Both clients make calls that end abnormally: rejected while they write, cancelled in transit, or
+too large.
+"""
 
 import asyncio
 from typing import Any

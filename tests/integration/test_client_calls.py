@@ -1,4 +1,6 @@
-"""Both clients against a real gRPC server: deadlines, metadata, other calls, closing."""
+"""Both clients against a real gRPC server: deadlines, metadata, the calls other than streams, and
+closing.
+"""
 
 import asyncio
 import socket

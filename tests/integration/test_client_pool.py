@@ -1,5 +1,5 @@
-"""The connection pools of both clients against real gRPC servers: rotation, addresses, ageing,
-closing.
+"""The connection pools of both clients against real gRPC servers: how they distribute calls over
+connections and addresses, replace aged connections, and close.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Conversations with a real service over a socket: prefix cache hits of the next turn."""
+"""Each turn of a conversation with a real service reuses the cached prefix of the turn before."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KEY = "x-tenant"
 
 @dataclass
 class Turn:
-    """The result of a turn of a conversation. `num_cached`: cached prompt tokens; `num_dropped`:
-    prompt tokens that the window dropped.
+    """The result of a turn of a conversation. `num_cached`: number of cached prompt tokens;
+    `num_dropped`: number of messages that the window dropped.
     """
 
     text: str

@@ -41,7 +41,7 @@ OPERATIONS_METHODS = (
 
 
 def for_all(security_files: SecurityFiles) -> Security:
-    """Grant the operator every right; return the Security."""
+    """Return the Security of a policy that grants the operator every right."""
     security_files.tokens()
     rights = ", ".join(f'"{right.value}"' for right in Right)
     policy = security_files.policy_file.read_text()

@@ -22,7 +22,7 @@ SERVICE = "acme.v1.Gateway"
 
 
 class AcmeGateway:
-    """A `GatewayService` with three methods that return their request."""
+    """A `GatewayService` with three methods, each of which returns its request's bytes."""
 
     name = SERVICE
     rights: ClassVar[dict[str, Right | None]] = {

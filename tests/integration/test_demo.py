@@ -1,4 +1,6 @@
-"""`penstock demo` as a process: its service, three streams, a clean end, no process left behind."""
+"""Runs `penstock demo` as a process: it starts a service, displays three streams, and leaves no
+process behind.
+"""
 
 import asyncio
 import re

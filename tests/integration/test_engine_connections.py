@@ -294,7 +294,7 @@ async def test_a_front_with_too_many_unread_bytes_is_disconnected(
 async def test_a_front_that_reads_too_slowly_is_disconnected(
     listener: socket.socket, fake: FakeEngine, path: Path, num_read: int
 ) -> None:
-    """The age of the oldest unread byte counts, not the time since the last read."""
+    """The limit applies to the age of the oldest unread byte, not to the time since a read."""
     now = [0.0]
     engine = run(listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0])
     with raw_front(path, 1) as trickling:

@@ -1,5 +1,5 @@
-"""The life cycle of a front server and its services: drain, health, reflection,
-channelz, options.
+"""The life cycle of a front server: health, drain and its address, and the reflection and channelz
+services.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Early ends of a Generate stream: cancelled, rejected, expired, without an engine."""
+"""Generate streams that end early because of a cancel, a rejection, a deadline or a lost engine."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ async def test_a_lost_engine_only_delays_streams_with_replay(served: ServedFront
 async def test_a_faulty_stream_does_not_affect_the_others(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine omits the log probabilities of one request: a fault on the front's side."""
+    """The engine omits the requested log probabilities of one request, so the front raises an
+    exception.
+    """
     poisoned_request = text_request("secret-canary")
     poisoned_request.output.logprobs = 0
     poisoned = served.stub.Generate(poisoned_request)

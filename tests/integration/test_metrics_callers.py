@@ -1,4 +1,4 @@
-"""Which callers the metrics port serves, over real sockets."""
+"""Which callers the metrics port serves and which it disconnects or rejects, over real sockets."""
 
 from __future__ import annotations
 

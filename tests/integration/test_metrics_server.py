@@ -1,4 +1,4 @@
-"""The metrics port over real sockets."""
+"""The metrics port answers scrapes and serves its page, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many requests over one stream, over a real socket."""
+"""Many requests share one Multiplex stream, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Operators' calls to a real service: ports, live requests, drain, log levels, profiles."""
+"""Operators' calls to a real service: live requests, statistics, profiles, flight records, drains
+and log levels.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Expected:
     """The expected trace of a request. `attributes`: expected attributes by the span's name ("":
     the root).
 
-    `or_children`: other names of child spans, where two ends race.
+    `or_children`: the names of the child spans that are also accepted, where two ends race.
     """
 
     code: str
@@ -63,8 +63,8 @@ class Expected:
 
 
 def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
-    """Check that each request has its expected trace. Raises AssertionError with all errors by
-    request name.
+    """Check that each request has its expected trace. Raises AssertionError with the errors of all
+    requests, by name.
     """
     traces: dict[bytes, list[Span]] = defaultdict(list)
     for span in spans:

@@ -1,4 +1,6 @@
-"""Both operations clients against the real server: values, durations, errors, ends."""
+"""Both operations clients against the real server: the values that their methods return, their
+errors, and the ends of watches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Live requests over OperationsService: fields, filters, pages, single requests, no content."""
+"""Live requests over OperationsService: lists with filters and pages, and single requests; none
+shows content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OperationsService over a real socket: responses, rejections, pages, files, shutdown."""
+"""OperationsService over a real socket: its responses, rejections, port and shutdown."""
 
 from __future__ import annotations
 

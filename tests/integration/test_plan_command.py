@@ -1,4 +1,4 @@
-"""`penstock plan` and `penstock simulate --replicas`: output, files, exit codes."""
+"""Runs `penstock plan` and `penstock simulate --replicas`; checks output, files and exit codes."""
 
 import json
 from collections.abc import Callable

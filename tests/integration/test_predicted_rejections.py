@@ -41,7 +41,8 @@ async def rejected(
     served: ServedFront, reason: FailureReason, *, is_queued: bool = False, **times_s: float
 ) -> PenstockError:
     """Return the exception of a client when the engine ends its request with `reason`. `is_queued`:
-    the request was accepted first. `times_s`: times in the engine's event.
+    the request was accepted first. `times_s`: fields of the engine's event that are times, in
+    seconds.
     """
     retry = RetryPolicy(max_attempts=1 if reason is FailureReason.QUEUE_FULL else 4)
     async with Client(served.address, retry=retry, sleep=no_sleep) as client:

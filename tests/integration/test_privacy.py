@@ -159,7 +159,9 @@ async def fetched(site: Site, path: str) -> bytes:
 
 
 async def look(site: Site) -> None:
-    """Call everything that can be inspected, while requests run and wait; record the responses."""
+    """Call the methods and pages that show the service's state, while requests run; record the
+    responses.
+    """
     calls = [site.call("Generate", canaries.text_request(LONG)) for _ in range(3)]
     await until_listed(site.operations, calls, RequestState.PROCESSING)
     operations, reported = site.operations, site.reported

@@ -1,4 +1,4 @@
-"""The process table in /proc, for real processes."""
+"""The process table reads entries from /proc for real processes, and signals those processes."""
 
 import dataclasses
 import os

@@ -1,4 +1,6 @@
-"""`penstock serve` as a process: start, ready line, drain, exit codes."""
+"""Runs `penstock serve` as a process: its start, its settings, its reaction to signals, and its
+exit codes.
+"""
 
 import os
 import re

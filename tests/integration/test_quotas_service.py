@@ -33,7 +33,9 @@ KeptRequest = list[Any]
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:
-    """Send a long request and leave it running; return "" or the error reason of its rejection."""
+    """Send a long request; return "" once it runs, leaving it running, or the error reason of its
+    rejection.
+    """
     metadata = (("x-tenant", tenant),) if tenant else ()
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
     kept.append(call)

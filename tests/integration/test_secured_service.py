@@ -75,7 +75,7 @@ def security_files(tmp_path: Path) -> SecurityFiles:
 
 @dataclass
 class Secured:
-    """A service with authentication, and everything that it and its clients reported."""
+    """A service with authentication. Collects everything that it and its clients report."""
 
     service: Service
     security_files: SecurityFiles

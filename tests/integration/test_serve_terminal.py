@@ -1,4 +1,4 @@
-"""The output of `penstock serve` on a terminal: one banner, short log lines, no repetition."""
+"""On a terminal `penstock serve` shows one banner and short log lines, and repeats nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock simulate`: tables, files, exit codes, messages on stderr."""
+"""Runs `penstock simulate`, and checks its tables, files, exit codes and messages on stderr."""
 
 import json
 from collections.abc import Callable

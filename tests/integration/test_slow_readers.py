@@ -1,4 +1,6 @@
-"""Clients that do not read: their streams are closed, their engine requests cancelled."""
+"""The streams of clients that do not read are closed, and their requests in the engine are
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ MANY_TOKENS = 60_000
 
 
 async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
-    """Report up to `num_tokens` tokens, with an iteration of the event loop after each 8, until the
-    request has ended.
+    """Report tokens until the request has ended, at most `num_tokens`, with an iteration of the
+    event loop after every 8 tokens.
     """
     token_id = served.encode("a")[0]
     for _ in range(num_tokens // 8):

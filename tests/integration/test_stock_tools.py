@@ -25,7 +25,9 @@ PAIRS = re.findall(r"^```sh test\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", TEXT,
 
 
 def with_programs() -> dict[str, str]:
-    """Return this process's environment with the folder of this Python's programs on PATH."""
+    """Return this process's environment without `PENSTOCK_*` variables, with the folder of this
+    Python's programs first on PATH.
+    """
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
     return {**inherited, "PATH": path}
@@ -33,8 +35,8 @@ def with_programs() -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def environment() -> AsyncIterator[dict[str, str]]:
-    """Provide the variables of the page's first block for a running server with all ports, and a
-    PATH with the programs of this Python.
+    """Provide the environment of the page's commands: the variables of its first block, set for a
+    running server with all ports, and a PATH with the programs of this Python.
     """
     doors = ("--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *doors) as service:

@@ -1,4 +1,4 @@
-"""Tenants identified by a metadata key, over a real socket."""
+"""Tenants that a metadata key identifies are isolated from each other, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`penstock top` as a process: one frame anywhere, a live view on a terminal."""
+"""Runs `penstock top` as a process: it prints one frame without a terminal, and shows a live view
+on one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Trace collectors that are dead, hang, reject or are slow: spans are dropped and counted."""
+"""Trace collectors that are dead, hang or reject: their spans are dropped and counted. A slow or
+restarted collector gets the spans.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Records become spans at a real collector: ids, times, parents, sampling, privacy."""
+"""Records become spans at a real collector, with correct ids, times, parents and sampling, and
+without content by default.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,9 @@ def test_fetched_statistics_reach_the_audit_and_block_nothing(
 def test_missing_fetched_statistics_do_not_block_the_start(
     build: BuildHarness,
 ) -> None:
-    """Reading the statistics takes the whole timeout, on a thread other than the event loop's."""
+    """Reading the missing statistics blocks for the whole timeout, but on a thread other than the
+    event loop's.
+    """
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(fake={"has_stats": False, "stats": "rpc"}, watch={"limits_timeout_s": 0.05})
 

@@ -1,5 +1,5 @@
-"""The watchdog detects a silent TensorRT-LLM engine; rejections and cancels by the adapter do not
-hide it.
+"""The watchdog detects a silent TensorRT-LLM engine; the clients' cancels and the adapter's own
+rejections do not hide it.
 """
 
 from __future__ import annotations

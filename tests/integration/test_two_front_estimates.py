@@ -34,8 +34,8 @@ def live_of(service: SteppedService) -> Counter[str]:
 
 
 async def until_live(service: SteppedService, tenant: str, count: int) -> None:
-    """Wait until the engine has `count` requests of `tenant`, and run a step, which reports
-    displaced ones.
+    """Wait until the engine has `count` requests of `tenant`; then run a step, which reports the
+    displaced requests.
     """
 
     def is_so() -> bool:

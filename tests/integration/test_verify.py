@@ -46,7 +46,9 @@ class ProxyChanges:
 
 
 class ChangingProxy(grpc.GenericRpcHandler):
-    """A proxy whose changes, `changes`, the test may replace between calls."""
+    """A proxy of a service that applies `changes` to its messages; the test may replace them
+    between calls.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel

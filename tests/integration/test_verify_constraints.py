@@ -1,4 +1,6 @@
-"""The checks of constrained output, adapters and retention, with a scripted server."""
+"""The checks of `penstock verify` for constrained output, adapters and cache retention, with a
+scripted server.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""A tokenizer and a model with different vocabulary sizes, over a real socket."""
+"""A tokenizer and a model have different vocabulary sizes: the service rejects only prompts with
+tokens that the model lacks.
+"""
 
 from __future__ import annotations
 

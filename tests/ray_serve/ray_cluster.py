@@ -157,5 +157,5 @@ def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
 
 
 def slow_steps(**settings: Any) -> list[str]:
-    """Return options of a simulated service with steps of 10 ms and no unneeded ports."""
+    """Return options of a simulated service whose steps take 10 ms, without a metrics port."""
     return [*simulated(**settings), "--metrics-port", "off", "--drain-grace-s", "5"]

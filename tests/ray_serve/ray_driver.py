@@ -63,7 +63,9 @@ class Driver:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def deploy(self, order: dict[str, Any]) -> None:
-        """Deploy `args`, with Serve's `options`, as this `application`, or update it to them."""
+        """Deploy the `application` named in the order with its `args` and Serve's `options`, or
+        update it if it is already deployed; delete an earlier application of another name first.
+        """
         if self._application not in ("", order["application"]):
             self._serve.delete(self._application)
         self._application = order["application"]

@@ -1,4 +1,6 @@
-"""Calls through Serve's ingress to a replica's own service: requests and responses."""
+"""Calls through Ray Serve's ingress to the service in a replica: which requests and responses it
+passes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A certificate authority for tests with its certificates, and an issuer of JSON Web Tokens."""
+"""A certificate authority that issues certificates for tests, and an issuer of JSON Web Tokens."""
 
 import datetime
 import functools
@@ -38,7 +38,9 @@ class Issued:
 
 @dataclass
 class Authority:
-    """A certificate authority. `ca_file`: its certificate, for peers to trust."""
+    """Issues certificates for servers and clients. `ca_file`: the file with its own certificate,
+    which peers trust.
+    """
 
     folder: Path
     name: str = "test authority"

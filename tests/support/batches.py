@@ -11,8 +11,8 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 def batch_of(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]], **changes: Any) -> Batch:
-    """Return a batch. `rows`: (slot, start, number of tokens) of each, decodes first; all are
-    sampled. `changes`: other values of Batch's fields.
+    """Return a batch in which every row is sampled. `rows`: (slot, start position, number of
+    tokens) of each row, decodes first. `changes`: fields of Batch that differ.
     """
     columns = np.array(rows, dtype=np.int32).reshape(-1, 3)
     slots, starts, num_tokens = (np.ascontiguousarray(column) for column in columns.T)

@@ -114,8 +114,8 @@ class TracedCall(Call):
 async def until_listed(
     operations: OperationsClient, calls: Sequence[TracedCall], state: RequestState
 ) -> None:
-    """Wait until the operations service lists all calls in `state`; if it is PENDING, also with a
-    wait reason. Raises AssertionError if a call ends earlier.
+    """Wait until the operations service lists all calls in `state` and, if `state` is PENDING, with
+    a wait reason. Raises AssertionError if a call ends earlier.
     """
     wanted = {call.request_id for call in calls}
     async with asyncio.timeout(TEST_TIMEOUT_S):

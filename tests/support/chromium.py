@@ -1,6 +1,7 @@
 """Loads a page in headless Chromium and returns its document after its scripts have run.
 
-The browser runs in virtual time: its clock skips the page's waits, so minutes take seconds.
+The browser runs in virtual time: its clock skips the page's waits, so that minutes of waiting take
+only seconds.
 """
 
 import subprocess

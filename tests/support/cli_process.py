@@ -102,8 +102,8 @@ async def penstock(server: ScriptedServer, *args: str, stdin: str = "") -> Resul
 
 
 class Terminal:
-    """A pseudo-terminal: the command uses `slave`, the test the other end. `shown`: unread output
-    of the command.
+    """A pseudo-terminal. The command uses the end `slave`; the test uses the methods. `shown`:
+    output of the command that was read and not yet removed by `wait_for`.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Terminal:
         self.shown = b""
 
     async def wait_for(self, text: bytes) -> None:
-        """Read until `text` was displayed, and remove it and everything before it from `shown`.
+        """Read until `text` was displayed; remove `text` and everything before it from `shown`.
 
         Reads on the event loop, because a thread that reads could not be stopped.
         """

@@ -1,4 +1,6 @@
-"""Builders for tests of the scheduler: specs, a clock, an executor with immediate results."""
+"""Builders of specs and engines for tests of the scheduler, with a clock that the test advances and
+an executor that returns its results at once.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -167,7 +169,7 @@ def run_until_idle(engine: Engine) -> list[StepEvents]:
 
 
 def outputs(reported: Sequence[StepEvents]) -> dict[int, list[int]]:
-    """Return tokens by key, in the order they were reported."""
+    """Return the output tokens of each request, by key, in the order of the reports."""
     tokens: dict[int, list[int]] = {}
     for events in reported:
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
@@ -176,7 +178,7 @@ def outputs(reported: Sequence[StepEvents]) -> dict[int, list[int]]:
 
 
 def ends(reported: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
-    """Return the end of each key. Raises AssertionError if a key ended twice."""
+    """Return the end event of each request, by key. Raises AssertionError for a second end."""
     found: dict[int, Completed | Failed] = {}
     for events in reported:
         for end in events.ends:
@@ -186,12 +188,12 @@ def ends(reported: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
 
 
 def changed(reported: Iterable[StepEvents], kind: type[Admitted | Preempted]) -> list[int]:
-    """Return the keys of the changes of this kind, in the order in which they were reported."""
+    """Return the keys of the requests with changes of this kind, in the order of the reports."""
     return [
         change.key for events in reported for change in events.changes if isinstance(change, kind)
     ]
 
 
 def victims_of(engine: Engine) -> VictimSelection:
-    """Return the victim selection over an engine's requests."""
+    """Return the object that selects which of an engine's running requests are preempted."""
     return VictimSelection(engine.arrays, engine.cache, engine.running, engine.tenants)

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator
 
 
 class CutRelay:
-    """A relay. `target`: HOST:PORT that new connections are relayed to. `num_bytes`: number of
-    bytes received from targets.
+    """Relays connections to `target` (HOST:PORT), and cuts all of them on request. `num_bytes`:
+    number of bytes received from targets.
 
-    `cut_after`: number of bytes received since the last cut after which the relay cuts its
-    connections itself; None: never.
+    `cut_after`: the relay cuts its connections itself once it has received more than this number of
+    bytes from targets since the last cut; None: never.
     """
 
     def __init__(self, target: str) -> None:

@@ -1,4 +1,6 @@
-"""Engines with a flight recorder on a simulated executor, and the observed data of their steps."""
+"""Runs engines with a flight recorder on a simulated executor, and keeps the events, notes and
+measures of their steps for comparison with the recording.
+"""
 
 import json
 from collections import Counter

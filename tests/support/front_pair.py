@@ -1,7 +1,7 @@
 """Two fronts whose engine dies and is replaced, and a client that resumes its stream.
 
-An `Attempt` determines when the engine dies, and which front connects to the next engine last. All
-in one process, with TCP between client and fronts.
+An `Attempt` determines when the engine dies, and which front connects to the next engine last.
+Everything runs in one process; client and fronts communicate over TCP.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Requests that tests send."""
+"""Builders of the generation requests that tests send."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,14 +8,14 @@ from penstock.v1.prompt_pb2 import TextPrompt
 
 
 def text_request(text: str = "hello", **fields: Any) -> pb.GenerateRequest:
-    """Return a request with a text prompt and these fields of the message."""
+    """Return a request with a text prompt. `fields`: other fields of the message."""
     return pb.GenerateRequest(text_prompt=TextPrompt(text=text), **fields)
 
 
 def limited(
     text: str = "hello", *, max_tokens: int = 20, request_id: str | None = None
 ) -> pb.GenerateRequest:
-    """Return a text request of at most `max_tokens`, with a seed."""
+    """Return a seeded request with a text prompt and at most `max_tokens` output tokens."""
     return text_request(
         text, request_id=request_id, stopping={"max_tokens": max_tokens}, sampling={"seed": 1}
     )
@@ -24,7 +24,9 @@ def limited(
 def greedy(
     num_tokens: int = 3, prompt: Iterable[int] = (5, 6, 7, 8), **fields: Any
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly `num_tokens` output tokens, with these fields."""
+    """Return a greedy request of exactly `num_tokens` output tokens. `fields`: other fields of the
+    message.
+    """
     given: dict[str, Any] = {
         "token_prompt": {"ids": prompt},
         "sampling": {"temperature": 0.0},

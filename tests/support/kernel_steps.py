@@ -1,4 +1,6 @@
-"""Inputs for the CPU kernels: rows over shuffled pages; all values outside rows are invalid."""
+"""Builds inputs for the CPU kernels, in which the keys and values of the rows lie in shuffled pages
+and all other values are NaN, and computes the expected outputs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +30,8 @@ DECODES_AND_CHUNKS = (
 class Case:
     """The rows of a step and the shape of a layer's attention.
 
-    `rows`: (start, number of tokens) of each. `heads`: number of key heads; `group`: number of
-    query heads for each of them. `window`, `softcap`: 0 for none.
+    `rows`: (start position, number of tokens) of each row. `heads`: number of key heads; `group`:
+    number of query heads for each key head. `window`, `softcap`: 0 for none.
     """
 
     rows: tuple[tuple[int, int], ...] = DECODES_AND_CHUNKS
@@ -44,7 +46,7 @@ class Case:
 
 
 class Step:
-    """A step with random keys and values, in shuffled blocks of the pages, the last block included.
+    """A step with random keys and values in shuffled blocks of the pages, also in the last block.
     All other values in pages are NaN; in 8-bit pages, all other scales are NaN.
     """
 

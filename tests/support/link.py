@@ -172,7 +172,8 @@ class EngineLink:
 
     def pump(self, max_num_steps: int = 1) -> int:
         """Read the fronts' frames, run up to `max_num_steps` steps while there is work, and send
-        their frames; return the number of steps. Returns 0 at once after `run` or `close`.
+        the frames of these steps; return the number of steps. Returns 0 at once after `run` or
+        `close`.
         """
         if not self._is_pumped:
             return 0

@@ -15,8 +15,8 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 def read(metrics: ServiceMetrics, compat: str = "") -> dict[tuple[str, frozenset[str]], float]:
-    """Return every sample by its name and its labels as `name=value`, without the labels of the
-    model and the engine.
+    """Return the value of every sample, by its name and its labels in the form `name=value`; the
+    labels of the model and the engine are omitted.
     """
     text, _ = Exposition(metrics).render("", compat)
     return samples_of(text.decode())

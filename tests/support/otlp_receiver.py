@@ -30,7 +30,7 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 class Mode(enum.Enum):
-    """How the collector behaves."""
+    """How the collector answers export requests."""
 
     OK = "ok"
     REJECTING = "rejecting"
@@ -166,7 +166,7 @@ def dead_endpoint() -> Generator[str]:
 
 
 def attributes_of(pairs: Any) -> dict[str, object]:
-    """Return attributes as a dictionary; lists as tuples."""
+    """Return OTLP attributes as a dictionary, in which lists are tuples."""
     return {pair.key: _value(pair.value) for pair in cast("list[KeyValue]", pairs)}
 
 

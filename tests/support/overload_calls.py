@@ -13,8 +13,8 @@ from support.stepped_service import SteppedService, ids_of, request
 
 
 def publish_queue(service: SteppedService) -> PublishedQueue:
-    """Let the front read the engine's queue from a status board, as from that of an engine
-    process; return what publishes the queue on the board.
+    """Let the front read the engine's queue from a status board, as it does with an engine process;
+    return the object that publishes the queue on the board.
     """
     shown = PublishedQueue(service.engine)
     service.front.admission = AdmissionEstimate(shown.view)

@@ -1,7 +1,8 @@
-"""Ports for programs that cannot bind port 0 (any free one), or that must bind the same one again.
+"""Ports for programs that cannot bind port 0 (any free port), or that must bind the same port
+again.
 
-They are below the kernel's range for sockets without a port, so that no connection of another test
-takes them meanwhile.
+They are below the range from which the kernel chooses ports, so that no connection of another test
+takes one of them meanwhile.
 """
 
 import secrets

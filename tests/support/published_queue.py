@@ -22,7 +22,9 @@ class PublishedBoard:
         self._board = EngineBoard(self._fd, epoch)
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
-        """Publish a step of the engine, and its waiting requests, their tokens and queue time."""
+        """Publish a step of the engine, the numbers of its waiting requests and of their tokens,
+        and the predicted queue time in seconds.
+        """
         self._board.heartbeat()
         self._board.publish_queue(num_waiting, num_tokens, queue_s)
 

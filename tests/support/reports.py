@@ -71,7 +71,7 @@ def heartbeat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> He
 
 
 def record(*segments: Segment, **settings: Any) -> RequestRecord:
-    """Return the record of a successful request whose counts are 0."""
+    """Return the record of a successful request that took 1 s, with all numbers of tokens 0."""
     given: dict[str, Any] = {
         "front_id": 1,
         "method": GENERATE,
@@ -98,7 +98,7 @@ def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
 
 def request_record(number: int = 1, **changes: Any) -> RequestRecord:
     """Return the record of a successful request that was queued for half a second and took two
-    seconds, with one prefill and one decode, with `changes`.
+    seconds, with one prefill and one decode. `changes`: fields that differ.
     """
     arrival_s: float = changes.get("arrival_s", 100.0)
     given: dict[str, Any] = {

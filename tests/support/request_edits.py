@@ -1,4 +1,4 @@
-"""Requests for mapping tests: a plain one, and edits of single fields."""
+"""Functions that edit fields of a request with a text prompt, for tests of request mapping."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,8 @@ def edited(edit: Edit) -> GenerateRequest:
 
 
 def merging(**fields: Any) -> Edit:
-    """Return an edit that merges fields into the message; values are as for its constructor: nested
-    dictionaries and lists.
+    """Return an edit that merges these fields into the message. Values are those that the message's
+    constructor accepts, such as nested dictionaries and lists.
     """
     return lambda message: message.MergeFrom(GenerateRequest(**fields))
 

@@ -79,7 +79,9 @@ class SecurityFiles:
         )
 
     def tokens(self) -> Security:
-        """Rewrite the policy file without certificates; return its Security, without TLS."""
+        """Return a Security without TLS whose policy accepts tokens but no certificates; rewrites
+        the policy file accordingly.
+        """
         text = POLICY.replace('certificates = ["cn:acme"]\n', "")
         self.policy_file.write_text(text, encoding="utf-8")
         return Security(self.config())

@@ -150,7 +150,7 @@ class NaiveModel:
     """Runs a model in the simplest way: eager attention, no cache, one sequence, in float32.
 
     `tolerance`: how far below the greatest logit a greedy token may be, in standard deviations of
-    the logits: for outputs computed in a coarser number format.
+    the logits; above 0 for outputs that were computed in a coarser number format.
     """
 
     def __init__(self, folder: Path, device: str = "cpu", tolerance: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a trace in the trace event format, which viewers require to draw it correctly."""
+"""Checks that a trace obeys the rules of the trace event format that viewers need to draw it."""
 
 from collections import defaultdict
 from typing import Any
@@ -25,7 +25,9 @@ def check_trace(document: dict[str, Any]) -> None:
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Check an event that is not metadata: the fields of its phase, and unambiguous times."""
+    """Check an event that is not metadata: it has the fields of its phase, and its times are the
+    same nanoseconds whether viewers truncate or round.
+    """
     assert isinstance(event["name"], str), event
     assert isinstance(event["pid"], int), event
     assert isinstance(event["tid"], int), event

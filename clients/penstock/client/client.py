@@ -211,10 +211,10 @@ class Client(ModelCalls):
 
         If `point` is a request id, the stream begins at its first message. An older stream of the
         request ends with `StreamSuperseded`. If the connection is lost again, the client resumes
-        again within `resume_grace_s` seconds, by default those of the client. If this time is above
-        0, leaving the iterator early cancels the request; if it is 0, the request continues for its
-        grace period. Raises `RequestNotFound` after the grace period, and `SequenceUnavailable` if
-        the stream cannot be continued at `point`.
+        again within `resume_grace_s` seconds; None means the client's setting. If this time is
+        above 0, leaving the iterator early cancels the request; if it is 0, the request continues
+        for its grace period. Raises `RequestNotFound` after the grace period, and
+        `SequenceUnavailable` if the stream cannot be continued at `point`.
         """
         require_type(point, "point", ResumePoint, str)
         _require_grace(resume_grace_s)

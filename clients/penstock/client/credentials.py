@@ -1,4 +1,4 @@
-"""Authentication of client and server: bearer tokens, TLS, mutual TLS.
+"""Creates a client's credentials: the bearer token of its calls, and TLS or mutual TLS.
 
 Reads PEM and token files, and enforces that a token does not cross a network in plain text.
 """

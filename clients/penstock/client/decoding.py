@@ -247,7 +247,7 @@ def decode_seconds(duration: Duration) -> float:
 
 
 def decode_optional_s(message: Message, name: str) -> float | None:
-    """Convert a duration to seconds; return None if it is not set."""
+    """Convert the Duration in the field `name` to seconds; return None if it is not set."""
     return decode_seconds(getattr(message, name)) if message.HasField(name) else None
 
 

@@ -1,4 +1,4 @@
-"""Models of a server and its health, as immutable values."""
+"""Immutable values that describe the models of a server, and the health of the server."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,7 @@
-"""Many requests on one Multiplex call: the key of each request, its credit (the tokens that the
-server may still send), and the routing of events to requests.
+"""Stores the state of one Multiplex call, for both clients, and routes its events to requests.
 
-Stores the state of one call, for both clients. Does no I/O and has no clock. Each request stores
-its received messages and a function that wakes its reader.
+The state of a request consists of its key, its credit (the tokens that the server may still send),
+its received messages, and a function that wakes its reader. Does no I/O and has no clock.
 """
 
 from collections import deque
@@ -167,7 +166,7 @@ class MultiplexedRequests:
         return len(self._requests)
 
     def can_submit(self, now_s: float) -> bool:
-        """Return whether this call accepts new requests."""
+        """Return whether this call accepts new requests at time `now_s`."""
         return not (self.has_ended or self._is_draining or now_s >= self._expires_s)
 
     def submit(

@@ -1,4 +1,4 @@
-"""The asyncio client of a server's OperationsService: statistics, live requests, commands.
+"""The asyncio client of a server's OperationsService: statistics, live requests and commands.
 
 Contains the public class. `calls.py` makes the calls, `operations_values.py` has the results.
 """
@@ -224,8 +224,8 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> tuple[StepRecord, ...]:
-        """Return the engine's last `max_steps` recorded steps, the oldest first. If `max_steps` is
-        None, all recorded steps."""
+        """Return the engine's last `max_steps` recorded steps, or all recorded steps if `max_steps`
+        is None, the oldest first."""
         request = flight_request(model, max_steps, None)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):

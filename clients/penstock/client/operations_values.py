@@ -15,7 +15,7 @@ class RequestPhase(ContractEnum):
 
     Attributes:
         UNKNOWN: A phase that is newer than this client.
-        UNSPECIFIED: Unknown.
+        UNSPECIFIED: Not reported.
         PREPARE: Is being checked and tokenised.
         QUEUE: Waiting in the queue.
         PREFILL: Its prompt is being computed or recomputed.
@@ -56,7 +56,7 @@ class ServerProcess(ContractEnum):
 
 
 class FlightFormat(ContractEnum):
-    """The format of a flight record as a file.
+    """The file format of a flight record, the log of an engine's last steps.
 
     Attributes:
         PERFETTO: For ui.perfetto.dev.
@@ -106,7 +106,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTotals:
-    """Counts since the server started.
+    """Numbers of requests, steps and tokens of one model since the server started.
 
     Attributes:
         num_accepted: Requests sent to the engine.

@@ -81,7 +81,8 @@ class OutputOptions:
         return_token_ids: Deliver token ids in `Tokens.records`.
         echo: Deliver the prompt in `PromptEcho` first.
         min_chunk_tokens: Hold back output until a message has this many tokens. Default 1.
-        max_chunk_delay_s: Send a message with fewer after this time, 0 to 10 s. Default 0.1 s.
+        max_chunk_delay_s: Send a message with fewer tokens after this time, 0 to 10 s. Default
+            0.1 s.
     """
 
     logprobs: int | None = None
@@ -184,7 +185,7 @@ Constraint: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter.
+    """The LoRA adapter that a request uses.
 
     Attributes:
         name: A name in `Model.adapters`.

@@ -1,5 +1,5 @@
-"""Resumption of a stream after a lost connection: from which position, and for how long the client
-tries.
+"""Determines from which position, and for how long, a client tries to resume a stream after its
+connection was lost.
 
 Defines the position of a stream, as a value that a program may store, and tracks the lost
 connections of one stream. Does no I/O and does not sleep.

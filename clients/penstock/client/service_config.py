@@ -1,6 +1,7 @@
-"""gRPC's service config for a target: how calls are balanced over the addresses of a name.
+"""Creates gRPC's service config for a target, which determines how calls are balanced over the
+addresses of a name.
 
-Creates the service config (gRFC A2 and the load balancing config of A24) as JSON. It has no retry
+The service config is JSON (gRFC A2 and the load balancing config of A24). It has no retry
 policy, because `retry.py` takes reasons, deadlines and delivered output into account, which gRPC
 cannot do, and because two nested policies would multiply their attempts.
 """

@@ -1,5 +1,5 @@
-"""Converts status, google.rpc details and retry push-back of a failed call or request to a typed
-error.
+"""Converts the status of a failed call or request, with its google.rpc details and retry push-back,
+to a typed error.
 
 Reads the trailers of a call, and the Status inside a Multiplex message. `errors.py` chooses the
 class of the error.

@@ -182,7 +182,7 @@ async def read_batch(
     requests: Iterable[BatchRequest], start: StartStream, width: int
 ) -> AsyncGenerator[BatchItem, None]:
     """Yield the events of all requests as they arrive, as (index, event); for a request that fails,
-    (index, error) is last. Blocks the thread instead of suspending.
+    (index, error) is last. Waiting for the next event blocks the thread.
 
     At most `width` requests are open at a time. Closing the generator cancels open requests. An
     invalid request, or an exception from `requests`, ends the batch and is raised.

@@ -1,6 +1,6 @@
-"""W3C trace context of a request, for the metadata of a call.
+"""Provides the W3C trace context of a request, for the metadata of a call.
 
-Contains the two headers as a value, and reads them from the current span if OpenTelemetry is
+Defines the two headers as a value, and reads them from the current span if OpenTelemetry is
 installed.
 """
 

@@ -1,4 +1,4 @@
-"""The executor's settings: which executor, which model, which resources.
+"""The settings that select an executor, its model and its resources.
 
 Defines the fields, their ranges and their command-line flags. Imports no large packages, because
 every process of the service reads the settings before an executor is built.
@@ -112,7 +112,7 @@ class ExecutorConfig:
             folder.
         kv_cache_bytes: Size of the KV cache, ignored if `num_blocks` is set; the torch executor
             uses less if `max_num_seqs` sequences of full length need less. None: 512 MiB on a CPU;
-            on a CUDA device by `kv_memory_fraction`.
+            on a CUDA device, `kv_memory_fraction` determines the size.
         max_num_batched_tokens: The scheduler's token budget of a step; None: the device's default.
     """
 

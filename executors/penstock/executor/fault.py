@@ -1,6 +1,5 @@
-"""Descriptions of simulated faults: which fault to inject, when, and how often.
-
-The simulated executor injects them.
+"""Defines the faults that the simulated executor can inject: their kinds, the conditions under
+which a fault fires, and how often it fires.
 """
 
 import enum

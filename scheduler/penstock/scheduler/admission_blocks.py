@@ -1,8 +1,8 @@
-"""Number of KV cache blocks that an admission takes, and number available to admissions.
+"""Computes how many KV cache blocks an admission takes and how many are available to admissions.
 
 Admission (batch_admission.py) and predictions of queue times (deadline_predictor.py, contention.py)
-use these numbers, so that a request waits for as many blocks as was predicted. Computes numbers
-only; other modules decide.
+use these numbers, so that a request waits for as many blocks as was predicted. Other modules decide
+which requests are admitted.
 
 GUARANTEED_NO_EVICT reserves blocks for the whole output at admission. MAX_UTILIZATION takes only
 the blocks of the prompt and of tokens generated before a preemption, and leaves a watermark for the
@@ -57,8 +57,8 @@ class AdmissionBlocks:
         """Return how many of the `num_left` blocks an admission takes.
 
         These are the blocks that the request holds, except those in `matched` that running requests
-        already use. For a self-paced executor (see `ExecutorInfo`) with GUARANTEED_NO_EVICT there
-        is no exception.
+        already use. For a self-paced executor (see `ExecutorInfo`) with GUARANTEED_NO_EVICT these
+        blocks count too.
         """
         counted = () if self._counts_no_reuse else matched
         return self._cache.num_taken(counted, self.num_tokens(request))

@@ -161,8 +161,8 @@ class BatchAdmission:
                 if not self._preempt_for(request, num_blocks, budget, shares, now):
                     break
                 has_preempted = True
-                # Preempted requests are of the same class or a lower one, so they rank ahead of the
-                # rest.
+                # The preempted requests may be of this class: in this step no request of a lower
+                # class is admitted before them.
                 min_priority = max(min_priority, request.spec.priority)
                 matched = self._match(request, is_first=True)
                 if matched is None or not self._has_free_slot:

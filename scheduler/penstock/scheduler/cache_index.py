@@ -1,7 +1,8 @@
 """Index of hashed KV cache blocks, for subscribers that track which prefixes are cached.
 
 Records the tokens and the chain position of every block with a digest, and the changes since a
-subscriber's watch began. An engine without subscribers has no index and no cost.
+subscriber's watch began. An engine has no index, and no cost, unless `Engine.enable_cache_index` is
+called.
 
 A watch covers one salt (the start of a hash chain, see block_hash.py): blocks hashed from another
 salt may belong to another tenant, and are not reported.
@@ -15,7 +16,7 @@ _TOKEN_BYTES = 4
 
 
 class CachedBlock(NamedTuple):
-    """A full block.
+    """A full block as reported to subscribers.
 
     `digest`: its content hash. `parent`: the previous digest in the chain, empty for the first
     block. `tokens`: its token ids, as bytes of int32.

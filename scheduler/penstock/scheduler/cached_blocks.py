@@ -67,8 +67,8 @@ class EvictionOrder(Protocol):
         ...
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the statistics of blocks outside this order (used, or of another level), which
-        were evicted or have invalid content.
+        """Discard the statistics of these blocks, which are not in this order: blocks of another
+        level that were evicted, and used blocks whose content may be invalid.
         """
         ...
 

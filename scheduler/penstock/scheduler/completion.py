@@ -283,7 +283,8 @@ class Completion:
 
 
 class CompletionPredictor:
-    """Predicts the chances of complete outputs. `lengths`: the learned output lengths.
+    """Predicts the probability that an output is complete before its deadline. `lengths`: the
+    learned output lengths.
 
     `min_chance`: the minimum chance of a request; 0 disables predictions by probability.
     """
@@ -434,8 +435,8 @@ class CompletionPredictor:
         now: float,
     ) -> Completion | None:
         """Return the prediction for a waiting or new request; None without a distribution of its
-        length. Record the prediction: in a waiting request, and in `credit` for a new one that may
-        be admitted.
+        length. The predicted times of a waiting request are stored in its `predicted_time`. The
+        chance of a new request that may be admitted is recorded in `credit`.
 
         `queue_s`: seconds until its admission. `prefill_s`: seconds from its admission to its next
         token. `token_s`: see `TokenTime.under_load`.

@@ -78,8 +78,8 @@ class Displacement:
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
     ) -> list[tuple[Request, ...]] | None:
-        """Return the requests to displace, each as its outputs, so that the arriving `outputs` fit,
-        or None if `outputs` must be rejected.
+        """Return the requests to displace, each as a tuple of its outputs, so that the arriving
+        `outputs` fit, or None if `outputs` must be rejected.
 
         The displaced requests free at least `num_requests` entries and `num_tokens` prompt tokens
         of the queue.

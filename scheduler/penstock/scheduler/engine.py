@@ -1,4 +1,4 @@
-"""The engine: schedule, launch, collect, update, repeat.
+"""The engine, whose steps schedule a batch, launch it, collect a result and update the requests.
 
 Owns the components of the core, defines the sequence of a step, and calls one executor. It is
 called from one thread. The clock is injected and must be the one that fronts (gRPC server
@@ -164,8 +164,8 @@ class Engine:
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
-        """The number of requests whose retention was shortened, and of blocks that lost or did not
-        get one, because of the retention limits.
+        """Two counts of effects of the retention limits: the requests whose retention was
+        shortened, and the blocks that lost or did not get a retention.
         """
         retention = self._retention
         cuts = self.cache.pool.retention_cuts if retention is None else retention.cuts

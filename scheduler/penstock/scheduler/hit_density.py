@@ -224,8 +224,8 @@ class HitDensityOrder:
         self._history.note_use(blocks)
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the use counts of blocks outside this order (used, or of another level), which
-        were evicted or have invalid content.
+        """Discard the use counts of these blocks, which are not in this order: blocks of another
+        level that were evicted, and used blocks whose content may be invalid.
         """
         self._history.discard(blocks)
 

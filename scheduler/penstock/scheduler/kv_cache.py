@@ -1,4 +1,5 @@
-"""Block tables of the running requests: prefix match, admission, growth, release.
+"""Manages the block tables of the running requests: finds cached prefixes, and fills, extends and
+frees the tables.
 
 Writes `SlotArrays.block_table` and `num_blocks`, and records how many blocks are reserved. Callers
 decide how much a request gets: they pass a number of tokens.
@@ -184,8 +185,8 @@ class KVCache:
         return self.block_size * int(np.count_nonzero(self.pool.ref_counts[self._table(slot)] > 1))
 
     def num_freed(self, slot: int, matched: Sequence[int]) -> int:
-        """Return how many blocks would be freed by releasing this slot: its unshared blocks and its
-        reservations, without those in `matched`.
+        """Return how many blocks would be freed by releasing this slot: its unshared blocks, except
+        those in `matched`, and its reservations.
         """
         table = self._table(slot)
         is_freed = self.pool.ref_counts[table] == 1

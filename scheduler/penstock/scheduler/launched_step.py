@@ -22,10 +22,11 @@ class SamplingRows:
     """The m slots that sample a token in a step.
 
     `slots` int32 [m] and `index` intp [m]: the same slot numbers in two types. `offsets` intp [m]:
-    start of a slot's tokens in the flat token array. `stop_ids`: int32 [m] arrays, at most as many
-    as the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]; `has_min`:
-    whether any row has a minimum length, up to which stop ids are banned. `keys` int64 [m];
-    `tenants` int32 [m].
+    start of a slot's tokens in the flat token array. `stop_ids`: int32 [m] arrays, each with at
+    most one stop id of every slot, NO_TOKEN where a slot has none; there are at most as many arrays
+    as the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]: as in
+    `SlotArrays`. `has_min`: whether any row has a minimum length, up to which stop ids are banned.
+    `keys` int64 [m]: the requests' keys. `tenants` int32 [m]: the indices of their tenants.
     """
 
     slots: NDArray[np.int32]
@@ -108,7 +109,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchedStep:
-    """A launched batch.
+    """A launched batch, with the data that `Results.apply` needs for its result.
 
     Attributes:
         rows: The m slots that sample.

@@ -1,4 +1,4 @@
-"""Output lengths: a distribution learned from ended requests.
+"""Learns the distribution of output lengths from ended requests.
 
 Contains the mean, used to predict when running requests end; the distribution by tenant and limit,
 used to predict whether a deadline is met; and the selection of requests that are admitted only to
@@ -195,7 +195,7 @@ class OutputLengths:
     - `mean_tokens`, `expected`, `expected_remaining`: outputs are assumed memoryless. The mean is
       the number of all tokens divided by the number of complete outputs (the maximum likelihood for
       censored lifetimes: Cox and Oakes, *Analysis of Survival Data*, chapter 3).
-    - `of`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric Estimation from
+    - `distribution`: the hazards by length (Kaplan and Meier, "Nonparametric Estimation from
       Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
       hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,
       limit, all. So at a length without observations in a group, the hazard of the more general
@@ -323,8 +323,9 @@ _MAX_TENANTS = 4096
 
 @dataclass(slots=True)
 class _ExplorationAllowance:
-    """The exploration allowance of one tenant. `num_new`: decayed number of requests admitted while
-    the tenant was new, as of time `at_s`. `num_unlikely`: see `Exploration.explores_unlikely`.
+    """The exploration allowance of one tenant, or of all tenants together. `num_new`: decayed
+    number of requests admitted while their tenant was new, as of time `at_s`. `num_unlikely`: see
+    `Exploration.explores_unlikely`.
     """
 
     num_new: float = 0.0

@@ -40,7 +40,9 @@ MAX_PAUSED_STEPS = 3
 
 
 class Planner:
-    """Plans one step at a time."""
+    """Plans one step at a time: chooses its rows, allocates their blocks and advances the slot
+    arrays.
+    """
 
     def __init__(  # noqa: PLR0913 - each is one thing that a plan depends on
         self,
@@ -183,7 +185,8 @@ class Planner:
 
         Return whether other requests may use the remaining budget. A step that ends such a prompt
         computes no other prompts, so that its first token is not delayed, unless the previous step
-        did so. Prompts in progress of a higher class go before such prompts.
+        already left other prompts out for this reason. Prompts in progress of a higher class go
+        before such prompts.
 
         **Bound.** While other prompts are in progress, at least one step in `aging_stride` serves
         all of them as if no tenant were under its share, or leaves budget for them.

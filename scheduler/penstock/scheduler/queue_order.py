@@ -1,8 +1,8 @@
-"""The order of the queue: its interface, and first come, first served.
+"""The interface of a queue order, and the plain order: first come, first served.
 
-Defines the interface and the plain order: strict priority classes, arrival order inside a class. A
-preempted request keeps its sequence number and therefore its place (see `Request.seniority`). Heap
-entries of removed requests are dropped when they reach the top.
+The plain order has strict priority classes, and arrival order inside a class. A preempted request
+keeps its sequence number and therefore its place (see `Request.seniority`). Heap entries of removed
+requests are dropped when they reach the top.
 """
 
 import heapq
@@ -108,7 +108,7 @@ class ArrivalOrder:
         return None
 
     def first(self, max_num: int) -> list[Request]:
-        """Return the `max_num` most senior requests, in order."""
+        """Return up to `max_num` requests, the most senior first."""
         live = [entry[2] for entry in self._heap if entry[1] == entry[2].ticket]
         return heapq.nsmallest(max_num, live, key=lambda request: request.seniority)
 

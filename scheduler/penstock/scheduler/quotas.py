@@ -1,4 +1,4 @@
-"""Quotas of a tenant: live requests, requests per minute, tokens per minute, and their use.
+"""Limits the live requests, the requests per minute and the tokens per minute of each tenant.
 
 Contains the limits of a tenant, the description of an exceeded limit, the accounts of use, and the
 check of a new request. They read no clock: `now` is an argument. There is one account per tenant,

@@ -76,7 +76,9 @@ MAX_STOP_IDS = 32
 
 
 class FinishReason(enum.IntEnum):
-    """Why a COMPLETED request ended: STOP, LENGTH, TIME_LIMIT or CANCELLED."""
+    """Why a COMPLETED request ended: a stop token, its length limit, its time limit, or its
+    cancellation.
+    """
 
     STOP = 1
     LENGTH = 2
@@ -277,7 +279,7 @@ class Request:
             bounds of its output are used.
         predicted_time: The last prediction while it waited; compared with the actual times at its
             end. None without a prediction.
-        place: While the request waits, its index in the columns of wait_clock.py.
+        wait_index: While the request waits, its index in the columns of wait_clock.py.
         queue_mark: While the request waits, the time when it joined the queue, and the counters of
             wait_clock.py at that time.
     """

@@ -117,8 +117,8 @@ class Results:
         return [chunk for chunk in chunks if chunk.slot in sampled]
 
     def _append_all(self, step: LaunchedStep, result: StepResult, now: float) -> None:
-        """Append one token to every row, except rows whose slot was released since the launch: the
-        usual case. Raises ValueError if the number of tokens is not the number of rows.
+        """Append one token to every row, except rows whose slot was released since the launch. This
+        is the usual case. Raises ValueError if the number of tokens is not the number of rows.
         """
         rows, positions, tokens, logprobs = (
             step.rows,
@@ -185,8 +185,9 @@ class Results:
                 self._transitions.finish(request, FinishReason.LENGTH, now)
 
     def _append_some(self, step: LaunchedStep, result: StepResult, now: float) -> None:
-        """Append the tokens in the general case: rows released since the launch, missing rows,
-        several tokens per row. Raises ValueError if the result does not match the batch.
+        """Append the tokens in the general case, in which a row may be released since the launch,
+        may be missing from the result, or may have several tokens. Raises ValueError if the result
+        does not match the batch.
         """
         row_of = {slot: row for row, slot in enumerate(step.rows.slots.tolist())}
         slots = result.slots.tolist()

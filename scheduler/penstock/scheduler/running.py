@@ -141,8 +141,8 @@ class DecodeRoster:
 
 
 class RunningSet:
-    """Slots and their requests; the lowest free slot is taken first, so that `high_water`, one more
-    than the highest slot in use, stays low.
+    """The running requests and their slots. The lowest free slot is taken first, so that
+    `high_water`, one more than the highest slot in use, stays low.
 
     `is_behind`: an executor returned several tokens for a slot, so the block tables must be
     extended when the next step is planned.

@@ -155,8 +155,8 @@ def setting_of(item: "Field[Any]") -> Setting | None:
 
 @functools.cache
 def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
-    """Return the type of each field of a dataclass, without None, and its declaration if it has
-    one.
+    """Return, by field name, the type of each field of a dataclass, without None, and the
+    declaration of the field (None without one).
     """
     hints = get_type_hints(kind)
     return {item.name: (without_none(hints[item.name]), setting_of(item)) for item in fields(kind)}

@@ -28,8 +28,9 @@ class SlotArrays:
         max_total: int32 [S]; the length that ends the request.
         min_total: int32 [S]; the length up to which stop ids are banned.
         num_blocks: int32 [S]; blocks in the table.
-        block_table: int32 [S, ceil(max_seq_len / block_size)].
-        token_ids: int32 [S, max_seq_len].
+        block_table: int32 [S, ceil(max_seq_len / block_size)]; the slot's blocks, in order of
+            position.
+        token_ids: int32 [S, max_seq_len]; the token at each position.
         stop_ids: int32 [MAX_STOP_IDS, S], -1 where unused.
         deadline, time_limit: float64 [S], times on the engine's clock; the deadline is the earliest
             that is still open.

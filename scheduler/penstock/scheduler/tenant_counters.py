@@ -23,14 +23,15 @@ _FIRST_CAPACITY = 16
 
 
 class TenantCounters:
-    """Counters by tenant; an index identifies a tenant while it has live requests.
+    """The received service, the weight and the numbers of requests of each tenant; an index
+    identifies a tenant while it has live requests.
 
     `service` float64 [capacity]: weighted tokens served, divided by the tenant's weight. A prompt
     is charged when it is first admitted, without its cached prefix. Recomputation after a
     preemption is not charged, because the tenant did not cause it. Output is charged as it is
-    generated. `weight` float64 [capacity]; `num_waiting`, `num_running`: lists of numbers of
-    requests by tenant index. `epoch` is incremented when counters are rebased, which invalidates
-    copies of their values.
+    generated. `weight` float64 [capacity]; `num_waiting`, `num_running`: the numbers of requests,
+    by tenant index. `epoch` is incremented when counters are rebased, which invalidates copies of
+    their values.
 
     The mark is the highest value so far of the lowest counter among waiting tenants. When an idle
     tenant submits again, its counter is raised to at least the mark minus `tenant_burst_tokens`, so

@@ -277,7 +277,7 @@ class Transitions:
         self, request: Request, reason: FinishReason | FailureReason, now: float
     ) -> None:
         """Record the output length of a request that ended by a stop token or was truncated; a
-        no-op after any other failure.
+        no-op after a failure other than a missed deadline of the complete output.
         """
         slot, arrays = request.slot, self._arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])

@@ -1,7 +1,7 @@
-"""Victim selection: which running requests are preempted.
+"""Selects victims: the running requests that are preempted.
 
-Computed with array operations over all running requests. Does not preempt, and does not decide
-which tenants are under their share (fair_share.py).
+Uses array operations over all running requests. Does not preempt, and does not decide which tenants
+are under their share (fair_share.py).
 
 **When blocks run out** (`choose_victim`): the lowest class first, where the class is the priority
 raised by age at admission, so that a request admitted for its age is not preempted for its
@@ -10,10 +10,10 @@ tenant that received the most service; then the request that loses the fewest co
 unshared blocks; among equal ones the last to arrive. Preemptions do not cycle: the request that
 ranks best keeps its rank while it runs, so it completes.
 
-**Tenant preemption** (`choose_for_tenant`): running requests make room for a request of a tenant
-under its share. They are chosen one by one from the tenant that holds the most, as long as the
-waiting tenant is under its share relative to it: among the requests that free enough blocks, the
-one that loses the fewest computed tokens; if none frees enough, the one that frees the most. No
+**Tenant preemption** (`choose_for_tenant`): running requests are preempted so that a request of a
+tenant under its share fits. They are chosen one by one from the tenant that holds the most, as long
+as the waiting tenant is under its share relative to it: among the requests that free enough blocks,
+the one that loses the fewest computed tokens; if none frees enough, the one that frees the most. No
 request is preempted unless the waiting request then fits.
 
 **Bounds.** A tenant keeps at least one running request. A request is preempted for other tenants at

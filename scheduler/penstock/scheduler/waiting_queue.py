@@ -168,7 +168,7 @@ class WaitingQueue:
         return self._displacement.displaced_by(outputs, num_requests, num_tokens)
 
     def set_weights(self, weights: Mapping[str, float], default: float) -> None:
-        """Replace the tenants' weights."""
+        """Replace the tenants' weights; `default` applies to tenants that are not in `weights`."""
         self._sums.set_weights(weights, default)
 
     def due(self, now: float) -> list[Request]:

@@ -1,8 +1,9 @@
 """A worker process of an engine, which holds a lock that the next engine needs and outlives its
 engine.
 
-Arguments: how the worker behaves, and a folder. It locks the file `memory` there, as a process
-holds an accelerator's memory, and writes `worker-<pid>`.
+Arguments: how the worker behaves, and a folder. In the folder it locks a file for this behaviour,
+`memory-<behaviour>`, as a process holds an accelerator's memory, and creates the file
+`worker-<pid>`.
 """
 
 import fcntl

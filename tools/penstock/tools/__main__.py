@@ -1,4 +1,4 @@
-"""`python -m penstock.tools`: the same as `penstock`."""
+"""Runs the command line of `penstock` for `python -m penstock.tools`."""
 
 import sys
 

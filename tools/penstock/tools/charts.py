@@ -41,9 +41,9 @@ class Chart:
     """Lines over common linear axes that include 0. `name`: the name of its file, without suffix.
     `has_marks`: each point is marked, for lines with few measured points.
 
-    `y_limit`: the end of the y axis if a value is greater; values above it are marked by triangles
-    at the top, labelled with the values. Not positive, NaN or infinite: no limit. `limit_text`: a
-    description of the limit, e.g. "twice the target".
+    `y_limit`: where the y axis ends if a value exceeds it; values above it are marked by triangles
+    at the top, labelled with the values. There is no limit if it is not positive, NaN or infinite.
+    `limit_text`: a description of the limit, e.g. "twice the target".
     """
 
     name: str

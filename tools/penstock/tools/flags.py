@@ -1,4 +1,4 @@
-"""The flags of the tools, generated from the settings that configuration classes declare."""
+"""Generates flags of the tools from the settings that configuration classes declare."""
 
 import argparse
 from collections.abc import Collection, Mapping
@@ -49,8 +49,8 @@ def sources_of(args: argparse.Namespace, kind: type, names: Collection[str] = ()
 
 def _table(kind: type, names: Collection[str]) -> "tuple[Declared, ...]":
     """Return the settings of class `kind` that become flags; `names`: as in `add_settings`. Of the
-    nested scheduler settings, only `max_num_batched_tokens` does, and its help shows the plain
-    default.
+    nested scheduler settings, only `max_num_batched_tokens` becomes a flag, and its help shows the
+    plain default.
     """
     from penstock.server.settings.table import declared
 

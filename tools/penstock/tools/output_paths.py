@@ -10,8 +10,8 @@ from penstock.server.cli.connection import UsageError
 
 
 def check_output_file(option: str, path: Path | None) -> None:
-    """Raise UsageError if the file at `path`, given by the flag `option`, cannot be written. None:
-    no file.
+    """Raise UsageError if the file at `path`, given by the flag `option`, cannot be written. Do
+    nothing if `path` is None.
     """
     if path is None:
         return
@@ -25,7 +25,7 @@ def check_output_file(option: str, path: Path | None) -> None:
 
 def check_output_folder(option: str, folder: Path | None) -> None:
     """Raise UsageError if files cannot be written to `folder`, given by the flag `option`, or if it
-    does not exist and cannot be created. None: no folder.
+    does not exist and cannot be created. Do nothing if `folder` is None.
     """
     if folder is None:
         return

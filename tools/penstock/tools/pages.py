@@ -1,4 +1,4 @@
-"""The parts that reports share: the HTML page, tables, and formatted numbers."""
+"""Formats what reports have in common: the HTML page, tables and numbers."""
 
 import math
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ import sys
 
 
 class ProgressLine:
-    """The progress line. `heading`: text that is written before the text of `show`. `is_shown`
-    False: nothing is written.
+    """Writes the progress line of a command. `heading`: text that is written before the text of
+    `show`. With `is_shown` False, nothing is written.
     """
 
     def __init__(self, *, is_shown: bool) -> None:

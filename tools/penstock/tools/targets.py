@@ -1,4 +1,4 @@
-"""Latency targets: completed requests that meet them count as goodput."""
+"""Defines the latency targets that a completed request must meet to count as goodput."""
 
 from dataclasses import dataclass
 

@@ -166,8 +166,8 @@ class SimulatedExecutor:
                 self._special_slots.add(slot)
 
     def _schedule_step(self, batch: Batch, faults: list[Fault]) -> float:
-        """Add the step to the device's timeline; return the time at which the step is done,
-        seconds.
+        """Add the step to the device's timeline; return the time, in seconds, at which the step is
+        done.
         """
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
         # A step without rows only releases slots.

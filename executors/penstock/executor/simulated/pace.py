@@ -1,4 +1,4 @@
-"""Simulated time: a real clock with waits, or a virtual clock."""
+"""The clocks of the simulated executor: one waits in real time, the other is moved by calls."""
 
 import threading
 import time

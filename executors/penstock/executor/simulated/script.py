@@ -1,4 +1,4 @@
-"""Scripted faults at run time: which faults fire in a step, and for which requests.
+"""Determines which scripted faults fire in a step, and for which requests.
 
 Counts how often each fault has fired; the caller injects the faults.
 """

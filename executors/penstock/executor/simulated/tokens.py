@@ -63,9 +63,7 @@ def tokens_at(
 
 
 def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
-    """Return the position from which on the request gets `stop_ids[0]`, or NEVER if it does not get
-    it.
-    """
+    """Return the first position at which the request gets `stop_ids[0]`; NEVER if it gets none."""
     if config.max_output_tokens is None or not spec.stop_ids:
         return NEVER
     origin = np.array([request_origin(spec)], dtype=np.uint64)

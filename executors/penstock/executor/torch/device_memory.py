@@ -1,5 +1,5 @@
-"""Memory of a CUDA device: how much is free, how much a call takes, and errors that name the
-setting to lower.
+"""Measures how much memory of a CUDA device is free and how much a call takes, and converts
+out-of-memory errors to errors that name the setting to lower.
 """
 
 from collections.abc import Callable, Generator

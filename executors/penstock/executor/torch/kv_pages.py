@@ -32,7 +32,7 @@ class HeadShape:
 
 class KVPages:
     """The KV cache of all layers on one device: `num_blocks` blocks of `block_size` tokens each,
-    initialised to zero. `shapes`: by layer.
+    initialised to zero. `shapes` has the shape of each layer's keys and values.
     """
 
     def __init__(

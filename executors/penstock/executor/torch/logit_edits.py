@@ -1,4 +1,4 @@
-"""Edits of logits before sampling: penalties, bias, banned stop ids.
+"""Edits logits before sampling: applies penalties and logit bias, and bans stop ids.
 
 The order is: penalties act on the model's logits, then the client's bias is added, then stop ids
 are banned (their logits become minus infinity) while the output is shorter than `min_tokens`. All
@@ -23,8 +23,8 @@ Ints = NDArray[np.int64]
 class LogitEdits:
     """Edits float32 logits in place, one row for each slot.
 
-    `lengths` int64, by slot: number of tokens before the sampled one. The slot arrays may have
-    fewer, if the result of an earlier step has not been collected.
+    `lengths` int64 [slots]: for each slot to sample, the number of tokens before the sampled one.
+    The slot arrays may have fewer tokens, if the result of an earlier step has not been collected.
     """
 
     arrays: SlotArrays

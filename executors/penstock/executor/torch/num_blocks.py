@@ -1,4 +1,4 @@
-"""The number of KV cache blocks: from the settings, or from a GPU's free memory.
+"""Determines the number of KV cache blocks, from the settings or from a GPU's free memory.
 
 `num_host_blocks` and `num_device_blocks` raise ValueError if the blocks do not fit into the free
 memory. On a host this is MemAvailable, or less if a control group limits it. The page cache counts
@@ -67,10 +67,12 @@ def num_device_blocks(
     free_bytes: int,
     step_bytes: int,
 ) -> int:
-    """Return the number of blocks for a device with `free_bytes` left after the weights: the
-    setting `num_blocks`. If it is not set: the number of blocks of `bytes_each` in `kv_cache_bytes`
-    or, if that is not set either, in the share `kv_memory_fraction` of the usable memory, but at
-    most the number that `max_num_seqs` sequences of full length need.
+    """Return the number of blocks for a device with `free_bytes` left after the weights.
+
+    This is the setting `num_blocks`. If it is not set, it is the number of blocks of `bytes_each`
+    bytes that fit into `kv_cache_bytes` or, if that is not set either, into the share
+    `kv_memory_fraction` of the usable memory, but at most the number that `max_num_seqs` sequences
+    of full length need.
 
     The usable memory is `free_bytes` minus `step_bytes` (memory that the largest step needs), the
     health probe's blocks and a margin. Raises ValueError naming the setting when the blocks do not

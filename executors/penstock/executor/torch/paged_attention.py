@@ -1,4 +1,4 @@
-"""Attention over pages: one layer of one step.
+"""Computes the attention of one layer in one step, over the pages of the KV cache.
 
 Uses the compiled kernels on a CPU, or else tensor operations, which work on every device. Tensor
 operations process single-token rows in groups of similar context length, and chunks one by one.

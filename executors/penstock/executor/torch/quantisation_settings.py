@@ -1,5 +1,5 @@
-"""The quantisation settings of a model folder: quantization_config in config.json, or ModelOpt's
-hf_quant_config.json.
+"""Reads the quantisation settings of a model folder, from quantization_config in config.json or
+from ModelOpt's hf_quant_config.json.
 
 Accepts 8-bit weights of compressed-tensors and ModelOpt, symmetric, with one scale per tensor or
 per output channel.

@@ -1,4 +1,4 @@
-"""Cosines and sines of every position, from the frequencies of the model's rotary module."""
+"""Computes cosines and sines of positions, from the frequencies of the model's rotary module."""
 
 from dataclasses import dataclass
 

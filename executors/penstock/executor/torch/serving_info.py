@@ -1,5 +1,5 @@
-"""Limits and features of an executor, for the scheduler; the same for the eager and the fused
-path.
+"""Determines the limits and features that an executor reports to the scheduler. They are computed
+in the same way for the eager and the fused path.
 """
 
 from penstock.executor.config import ExecutorConfig

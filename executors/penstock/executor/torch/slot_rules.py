@@ -15,8 +15,10 @@ from penstock.scheduler.request import Request, SamplingParams
 
 
 class SlotRules:
-    """Per-slot rules, kept from admission to release. `bias`: token ids and values by slot.
-    `rejections`: by slot, why a request cannot run.
+    """Rules for the requests in slots, kept from admission to release.
+
+    `bias` maps a slot to the token ids of its logit bias and the values added to their logits.
+    `rejections` maps a slot to the reason why its request cannot run.
     """
 
     def __init__(self, *, vocab_size: int, num_embeddings: int) -> None:

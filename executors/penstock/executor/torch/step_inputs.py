@@ -169,7 +169,9 @@ class StepInputs:
         return self._rows
 
     def token_rows(self, shape: HeadShape) -> tuple[Tensor, Tensor]:
-        """Return rows of `KVPages.token_rows` for all keys and values, each [T * heads]."""
+        """Return the rows of `KVPages.token_rows` for all keys, and those for all values, each
+        [T * heads].
+        """
         rows = self._token_rows.get(shape.num_heads)
         if rows is None:
             block_size = self._pages.block_size

@@ -1,4 +1,4 @@
-"""Log probabilities, ranks and most likely tokens of rows of logits."""
+"""Computes log probabilities, ranks and the most likely tokens from rows of logits."""
 
 import numpy as np
 import torch

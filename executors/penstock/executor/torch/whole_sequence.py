@@ -1,4 +1,4 @@
-"""Logits of the model's modules for a short sequence, to measure the effect of rounding.
+"""Computes logits of a short sequence with the model's modules, to measure the effect of rounding.
 
 Contains float32 attention over a sequence without pages, and the trial sequence: fixed tokens, as
 batches, for which a fused step is compared with the modules at load.

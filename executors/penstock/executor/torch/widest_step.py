@@ -1,4 +1,4 @@
-"""The steps that need the most memory, for its measurement at load.
+"""Creates the steps that need the most memory, so that a step's memory can be measured at load.
 
 All keys and values of these steps are in block 0, which the block tables repeat.
 """
@@ -17,7 +17,7 @@ _NUM_TOP = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Limits of a step.
+    """The limits that determine the widest step (see `widest_step`).
 
     Attributes:
         max_tokens: Maximum number of tokens in the step.
@@ -57,7 +57,7 @@ def widest_step(limits: StepLimits, *, vocab_size: int, block_size: int) -> Batc
 
     Decodes of long sequences need the most memory for gathered pages and for the sampler; the
     remaining tokens are the last of the longest prompts, which need masks and logits of all their
-    tokens. As every chunk has its own mask, there are as many chunks as have full masks.
+    tokens. Every chunk has its own mask, so there are as many chunks as can have full-size masks.
     """
     longest = limits.max_seq_len
     num_masks = -(-limits.max_tokens * longest // limits.num_mask_elements)

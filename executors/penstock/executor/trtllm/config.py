@@ -82,7 +82,9 @@ class DecodingType(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheSettings:
-    """Settings of the engine's KV cache. Raises ValueError naming the field."""
+    """Settings of the engine's KV cache: its size, its number format and the reuse of blocks.
+    Raises ValueError naming the field.
+    """
 
     free_gpu_memory_fraction: float = setting(
         0.9,
@@ -133,7 +135,7 @@ class KvCacheSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """Settings of the engine's scheduler."""
+    """How the engine's scheduler selects requests, and divides a step's tokens among prompts."""
 
     capacity_scheduler_policy: CapacityPolicy = setting(
         CapacityPolicy.GUARANTEED_NO_EVICT,
@@ -202,7 +204,9 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Settings of LoRA. Raises ValueError naming the field."""
+    """The LoRA adapters, and the limits on their rank, on the layers that they change and on their
+    number in memory. Raises ValueError naming the field.
+    """
 
     adapters: tuple[AdapterConfig, ...] = ()
     max_lora_rank: int = setting(
@@ -248,7 +252,9 @@ _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSettings:
-    """Settings of speculative decoding. Raises ValueError naming the field."""
+    """Settings of speculative decoding: its kind, what drafts the tokens, and how many at a time.
+    Raises ValueError naming the field.
+    """
 
     decoding_type: DecodingType = required(
         text="kind of speculative decoding; without speculative_config, there is none"

@@ -129,8 +129,8 @@ class _Process:
 
 
 def installed_checker() -> CheckProcesses | None:
-    """Start the processes that check constraints; log a warning and return None if xgrammar is not
-    installed.
+    """Return a new pool of processes that check constraints. If xgrammar is not installed, log a
+    warning and return None.
     """
     if find_spec("xgrammar") is None:
         logger.warning("constraints are not checked before they reach the engine: no xgrammar")

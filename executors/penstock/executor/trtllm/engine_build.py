@@ -1,7 +1,7 @@
 """Builds engines ahead of time from a TensorRT-LLM checkpoint.
 
-Order: recognise the folder, check the cache, reject unsupported flags, build, verify, store. A
-running service never builds.
+`build_engine` recognises the folder, looks for the engine in the cache, rejects flags that the
+builder lacks, runs the builder, verifies its output and stores it. A running service never builds.
 """
 
 import datetime

@@ -126,13 +126,14 @@ class TrtllmExecutor:
         return result
 
     def account(self) -> str:
-        """Return one line with counts of engine anomalies and of comparisons; empty if there were
-        no anomalies.
+        """Return one line with the number of anomalies of each kind; empty if there were none.
 
-        The anomalies are: differences between the scheduler's and the engine's number of used
-        blocks (`page_audit`), periods without engine statistics to compare with, the largest
-        difference in blocks, aborted requests without a final response, requests that the engine
-        lost, and requests for which it found fewer cached tokens than the scheduler expected.
+        The line begins with the number of comparisons of the scheduler's and the engine's number of
+        used blocks (`page_audit`). It then has the number of comparisons that found a difference,
+        the number of periods without engine statistics to compare with, the largest difference in
+        blocks, and three numbers of requests: aborted ones without a final response, ones that the
+        engine lost, and ones for which the engine found fewer cached tokens than the scheduler
+        expected.
         """
         audit = self.audit
         counts = {

@@ -32,8 +32,8 @@ async def probe_limits(
     on_submit: Callable[[], None],
     timeout_s: float,
 ) -> EngineStats:
-    """Send requests for a single token, one after another, until `first_stats` is set; return its
-    result. `on_submit` is called before each request.
+    """Send requests for a single output token, one after another, until `first_stats` has a result;
+    return this result. `on_submit` is called before each request.
 
     Raises ExecutorDied if the engine reports no statistics, or does not respond, within
     `timeout_s`.
@@ -119,8 +119,10 @@ def _num_draft_tokens(config: TrtllmConfig) -> int:
 
 
 def _warm_up(mapping: RequestMapping, adapter: str = "") -> dict[str, object]:
-    """Return arguments of `generate_async` for a one-token request with greedy decoding. Without a
-    `hash_salt`, the mapping gives it a unique cache salt.
+    """Return arguments of `generate_async` for a greedy request with one prompt token and one
+    output token.
+
+    The request has no `hash_salt`, so its cache salt is unique and it shares no cached blocks.
     """
     spec = RequestSpec(
         key=1,

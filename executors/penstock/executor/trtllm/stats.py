@@ -86,8 +86,8 @@ class StatsPoller:
         self._submitted.set()
 
     def stop(self) -> None:
-        """Make `run` end after its current read. Call it before cancelling the task of `run`, which
-        may be waiting for a submission instead.
+        """Make `run` end after its current read. Then cancel the task of `run`, because `run` may
+        be waiting for a submission, and `stop` does not end that wait.
 
         A cancellation without `stop` may not suffice: before Python 3.12, `asyncio.wait_for`, in
         which the engine's iterator waits, loses a cancellation that arrives together with the

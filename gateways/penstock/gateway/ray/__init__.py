@@ -1,7 +1,8 @@
-"""Penstock on Ray Serve: one service per replica. Serve's ingress relays calls as bytes.
+"""Runs Penstock on Ray Serve. Each replica starts one `penstock serve` process, its service, and
+relays calls to it as bytes.
 
 - `methods`: the calls that are relayed, and their registration with Serve's proxy
-- `app`: the deployment; with `ending_carrier` the only module that depends on Ray
+- `app`: the deployment; this module and `ending_carrier` are the only ones that depend on Ray
 - `relay`: relays a received call to the service of the replica
 - `service`: the process of that service
 - `parent_guard`: ends that process when the replica dies

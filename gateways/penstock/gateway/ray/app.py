@@ -1,7 +1,8 @@
 """The deployment: each replica runs one Penstock service and relays calls from Serve to it.
 
-Implements the methods that Serve calls: one per RPC, health, load, shutdown. This module and
-`ending_carrier` are the only ones that depend on Ray.
+Implements the methods that Serve calls: one for each RPC, and those for the health check, the load
+and the shutdown of a replica. This module and `ending_carrier` are the only ones that depend on
+Ray.
 """
 
 # Ray is installed by an extra, and is only partly typed.
@@ -49,8 +50,9 @@ DEPLOYMENT: dict[str, Any] = {
 
 
 class PenstockReplica:
-    """One service behind Serve's ingress. `_add_methods` adds a method for each RPC, with the RPC's
-    name. The constructor starts the service, and raises as that of `ReplicaService` does."""
+    """A replica of the deployment, with one service, to which it relays calls. `_add_methods` adds
+    a method for each RPC, with the RPC's name. The constructor starts the service, and raises as
+    that of `ReplicaService` does."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -63,7 +63,8 @@ class EndingCarrier:
 
 
 def ending_method() -> EndingMethod:
-    """Return how the end of a stream must be sent with the installed version of Ray."""
+    """Return how the end of a stream must be sent with the installed version and the settings of
+    Ray."""
     if _private("constants", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
         return EndingMethod.RETURN
     is_there = _private("proxy_request_response", "ResponseStatus") is not None

@@ -58,13 +58,13 @@ class QueueTimePolicy:
         queue_time_s: Mapping[Any, float],
         busy_share: Mapping[Any, float],
     ) -> int:
-        """Return the required number of replicas, from the last report of each replica; the keys
-        are replicas.
+        """Return the required number of replicas, from the last report of each replica. The keys of
+        `queue_time_s` and `busy_share` are replicas.
 
-        `num_replicas` of `num_planned` replicas run. The number does not change while a running
-        replica has not reported. It does not grow while some replicas are starting, because those
-        will reduce the load of the others. It shrinks, to at least 1, only while the mean wait is
-        at most the target.
+        `num_replicas` of `num_planned` replicas run. The planned number does not change while a
+        running replica has not reported. It does not grow while some replicas are starting, because
+        those will reduce the load of the others. It shrinks, to at least 1, only while the mean
+        wait is at most the target.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:
             return num_planned

@@ -1,7 +1,8 @@
-"""The `penstock serve` process of a replica: start, addresses, end.
+"""Starts and ends the `penstock serve` process of a replica, and reads its addresses.
 
-Uses neither Ray nor gRPC. The service is a separate process, so that it works as without Serve: a
-supervisor, front processes, and an engine that is replaced when it dies.
+Uses neither Ray nor gRPC. The service is a separate process, so that it has the same processes as
+without Serve: a supervisor, fronts (gRPC server processes), and an engine that is replaced when it
+dies.
 
 Also defines the settings of a deployment, which are the `args` of Serve's config, and validates
 them. The number of replicas and their resources are in Serve's part of the config.

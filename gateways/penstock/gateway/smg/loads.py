@@ -48,7 +48,8 @@ class EngineLoad:
 
 
 class LoadReport:
-    """Reports the load of the engine.
+    """Computes the load of the engine from its status board and from the latest requests of this
+    front.
 
     `board` reads the engine's status board. If it is None, the engine publishes no load, and the
     figures from the board are reported as 0.

@@ -1,4 +1,5 @@
-"""Converts Penstock's stream to the messages of a gateway: token ids and counts.
+"""Converts the events of a Penstock response to a gateway's messages, which contain token ids,
+numbers of tokens and log-probabilities.
 
 Text is not sent, because the gateway detokenises. Each output has one final message. In a stream,
 chunks contain new tokens and the final message contains none; without a stream, the final message
@@ -93,7 +94,7 @@ class ChunkEncoder:
         chunk = vllm.GenerateStreamChunk(
             token_ids=[record.token_id for record in records],
             prompt_tokens=self._prompt_info.num_prompt_tokens,
-            # The numbers of this chunk, because the gateway adds them.
+            # Only the tokens of this chunk, because the gateway adds the numbers of all chunks.
             completion_tokens=len(records),
             cached_tokens=self._prompt_info.num_cached_tokens,
             output_logprobs=_output_logprobs(records),

@@ -249,8 +249,8 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Return the first frame from the current engine. Raises RequestError while requests are
-        rejected."""
+        """Return the properties of the current engine, from the first frame that it sent. Raises
+        RequestError while requests are rejected."""
         self._front.current_limits()
         hello = self._front.hello
         if hello is None:

@@ -72,7 +72,8 @@ def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoRespons
 
 
 def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoResponse:
-    """Return the block size and the number of slots of the engine. `uptime_s`: of the front."""
+    """Return the block size and the number of slots of the engine. `uptime_s`: seconds since the
+    front started."""
     return vllm.GetServerInfoResponse(
         is_paused=False,
         uptime_seconds=uptime_s,

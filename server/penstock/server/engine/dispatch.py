@@ -107,8 +107,9 @@ class Dispatcher:
 
     @property
     def has_pending_work(self) -> bool:
-        """True if `step` has something to do even if the engine is idle: cancellations, requests on
-        probation or their ends, cache updates, or frames to send."""
+        """True if `step` has something to do even if the engine is idle: cancellations, a held
+        request to submit on probation, ends of requests in quarantine to report, parts of cache
+        snapshots, or frames to send."""
         return (
             bool(self._to_cancel or self._outgoing)
             or self._quarantine.has_work
@@ -219,7 +220,7 @@ class Dispatcher:
         return frames
 
     def _note(self, events: StepEvents) -> None:
-        """Store the latest estimate of the queue time, and log failed requests."""
+        """Store the latest estimate of the queue time, and log the failures that have a detail."""
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s
@@ -278,11 +279,11 @@ class Dispatcher:
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
     def _drop_superseded(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Drop `stream`, the older stream of a resubmitted request. Return False, and drop nothing,
-        if the request stays at another front that has this stream.
+        """Drop `stream`, the older stream of a resubmitted request, and return True. If the request
+        must stay at another front, which has `stream`, drop nothing and return False.
 
-        The request stays there if a client reads it there, or if no client reads it at the
-        submitting front. `is_read` is True if a client reads it at the submitting front.
+        `is_read` is True if a client reads the request at the submitting front. The request stays
+        at the other front if a client reads it there, or if `is_read` is False.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):

@@ -2,8 +2,8 @@
 without asyncio.
 
 Owns the connections and their output buffers. Disconnects a front that does not read, so that its
-output buffer stays bounded; its requests are then cancelled. Observers also connect here.
-`dispatch.py` interprets the frames.
+output buffer stays bounded; its requests, except resumable ones, are then cancelled. Observers also
+connect here. `dispatch.py` interprets the frames.
 """
 
 import functools

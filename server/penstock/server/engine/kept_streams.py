@@ -239,7 +239,8 @@ class KeptLimits:
 
 
 class KeptStreams:
-    """The kept streams of one engine.
+    """Stores the streams of one engine's resumable requests. Drops streams when a limit is exceeded
+    or their resume timeout has expired.
 
     `clock` is the engine's clock. `on_drop` is called with each dropped stream. `moved` maps live
     keys to the front that receives their events, if that is not the front that submitted them.

@@ -1,4 +1,4 @@
-"""The main loop of the engine process: receive frames, run a step, send frames.
+"""The main loop of the engine process, which receives frames, runs steps and sends frames.
 
 Decides when to run a step, when to wait, and when to run the engine's integrity check and periodic
 tasks. With an ordinary executor the engine runs steps while it has work. A self-paced executor

@@ -2,9 +2,10 @@
 read by other processes.
 
 Defines two layouts of 8-byte words. The engine's board has a heartbeat, the state of the queue, the
-load, and the requests of the current step. The fronts' board has one heartbeat per row. The memory
-belongs to a file descriptor and remains readable when the process that wrote it crashes. Does not
-import numpy, because the supervisor uses this module.
+load, and the keys of the outputs that are in the steps in flight, on probation, or being submitted.
+The fronts' board has the heartbeat of one front per row. The memory belongs to a file descriptor
+and remains readable when the process that wrote it crashes. Does not import numpy, because the
+supervisor uses this module.
 """
 
 import math
@@ -50,8 +51,8 @@ class QueueState(NamedTuple):
     Attributes:
         epoch: The number of the engine start, from 1; 0 before the first.
         num_waiting: Number of waiting outputs; a request with n outputs counts n times.
-        num_waiting_tokens: Number of their tokens: prompts, cached ones included, and tokens
-            generated before a preemption.
+        num_waiting_tokens: Number of tokens of these outputs: prompt tokens, including cached ones,
+            and tokens generated before a preemption.
         estimated_queue_s: Estimated queue time of the most recently queued output, in seconds; None
             without an estimate or if the queue is empty.
         at_s: Time of the last heartbeat on the monotonic clock; 0 before the first heartbeat.
@@ -187,9 +188,9 @@ class EngineBoard:
             self._words[_BANK_SIZES + bank] = 0
 
     def mark_probation(self, keys: Sequence[int]) -> None:
-        """Publish the keys of the request on probation: the only one that runs of those that may
-        have crashed an engine. `keys` is empty if there is none. Keys beyond the board's capacity
-        are left out."""
+        """Publish the keys of the outputs of the request on probation. Of the requests that may
+        have crashed an engine, only this one runs now. `keys` is empty if there is none. Keys
+        beyond the board's capacity are left out."""
         words = self._words
         words[_NUM_ON_PROBATION] = 0
         for place, key in enumerate(keys[:_MAX_ON_PROBATION]):
@@ -270,13 +271,13 @@ class BoardView:
         )
 
     def keys_on_probation(self) -> frozenset[int]:
-        """Return the keys of the request on probation; empty if there is none."""
+        """Return the keys of the outputs of the request on probation; empty if there is none."""
         num_keys = min(self._words[_NUM_ON_PROBATION], _MAX_ON_PROBATION)
         return frozenset(self._words[_PROBATION_KEYS : _PROBATION_KEYS + num_keys])
 
     def keys_in_progress(self) -> frozenset[int]:
-        """Return the keys of the steps in flight, and the first key of the request that is being
-        submitted."""
+        """Return the keys of the outputs in the steps in flight, and the key of the first output of
+        the request that is being submitted, if any."""
         keys: set[int] = set()
         for bank in range(_NUM_BANKS):
             first = _KEYS + bank * self._max_keys

@@ -27,8 +27,8 @@ _PARTS_PER_STEP = 4
 
 @dataclass(slots=True)
 class _Feed:
-    """One subscription. `next_part` is the number of the next part of the snapshot, `num_parts`
-    after the last one."""
+    """One subscription. `next_part` is the index of the next part of the snapshot to send; it
+    equals `num_parts` when all parts are sent."""
 
     ticket: int
     watch: CacheWatch

@@ -1,4 +1,5 @@
-"""Unix socket connections on asyncio: decoding of frames, reconnection, and pending calls.
+"""Connects to other processes by Unix sockets on asyncio. Decodes the received frames, reconnects,
+and matches responses to pending calls.
 
 Frames are not interpreted here. The engine has no event loop; its connections are in
 `front_connections.py`.

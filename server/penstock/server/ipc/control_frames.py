@@ -1,6 +1,6 @@
 """The frames between the supervisor and a child process.
 
-A child process ends when this connection closes.
+A child process ends when its connection to the supervisor closes.
 """
 
 from typing import TypeAlias

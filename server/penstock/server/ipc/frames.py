@@ -328,15 +328,15 @@ class ObserverHello(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """Ends the outputs with these `keys`, int64 [n], for `reason`."""
+    """A front's command to end the outputs with these `keys`, int64 [n], for `reason`."""
 
     keys: NDArray[np.int64]
     reason: FinishReason
 
 
 class CancelById(TaggedFrame, frozen=True, kw_only=True):
-    """Ends a request of any front; `request_id` is the engine's id. The response has the same
-    `ticket`."""
+    """A front's command to cancel a request, which may be another front's. `request_id` is the
+    engine's id of the request. The response has the same `ticket`."""
 
     ticket: int
     request_id: str

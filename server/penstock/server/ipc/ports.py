@@ -90,8 +90,8 @@ class EnginePort(Protocol):
         ...
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Report that the streams of these requests, by the engine's ids, no longer have a reader
-        at this front. Does nothing when no engine is connected."""
+        """Report that no client at this front reads the streams of these requests any more. `names`
+        are the engine's ids of the requests. Does nothing when no engine is connected."""
         ...
 
     def on_detached(self, listener: DetachListener) -> None:

@@ -1,4 +1,4 @@
-"""The frame with the events of one step, and how it is split by front (gRPC server process).
+"""Encodes the events of one engine step as a frame, and splits them by front (gRPC server process).
 
 Tokens are encoded as arrays, never one by one. Events that occur once per request are encoded as
 the dataclasses of the engine.
@@ -112,7 +112,9 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
-    """The encoded form of `StepEvents`: token `tokens[i]` [n] belongs to output `keys[i]` [n]."""
+    """The encoded form of `StepEvents`. Token `tokens[i]` was generated for the output with key
+    `keys[i]`; both arrays have shape [n]. An entry of `prompt_logprobs` is (key, first position,
+    logprobs)."""
 
     step: int
     at_s: float

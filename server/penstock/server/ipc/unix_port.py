@@ -151,8 +151,8 @@ class UnixEnginePort:
         await self._attach_calls.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Report that the streams of these requests, by the engine's ids, no longer have a reader
-        at this front. Does nothing when no engine is connected."""
+        """Report that no client at this front reads the streams of these requests any more. `names`
+        are the engine's ids of the requests. Does nothing when no engine is connected."""
         # The streams of a lost engine are lost with it.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))

@@ -1,4 +1,5 @@
-"""Frames between processes as bytes: a header, and a body that msgspec encodes from a struct.
+"""Encodes frames between processes as bytes, and decodes them. A frame is a header and a body,
+which msgspec encodes from a struct.
 
 Defines the header, the limits, and the encoding of arrays. Each interface declares its frames as
 structs; the encoding follows from their fields. Both ends run on one machine from one installation.

@@ -13,7 +13,7 @@ _NUM_TICKS_PER_HEARTBEAT = 10
 
 class HeartbeatTimer:
     """Calls `heartbeat` once per second, with the lag in seconds of each tick since the previous
-    call: ten ticks, fewer in the first and the last call.
+    call. The first call has no lags, the last one fewer than ten, every other one ten.
 
     `clock` returns monotonic seconds. `loop.time()` is not used, because uvloop updates it once per
     iteration, so it does not advance while a callback runs.

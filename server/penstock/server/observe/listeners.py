@@ -27,8 +27,8 @@ _MAX_LOGGED_FAILURES = 20
 
 
 class EngineListeners:
-    """An `EngineListener` that forwards to several listeners. One that raises is logged and
-    removed."""
+    """An `EngineListener` that forwards to several listeners. If a listener raises, the exception
+    is logged and the listener is removed."""
 
     def __init__(self, *listeners: EngineListener) -> None:
         self._listeners = listeners
@@ -103,7 +103,7 @@ class ServiceListeners(ServiceListener):
         self._listeners = list(listeners)
 
     def add(self, listener: ServiceListener) -> None:
-        """Add a listener."""
+        """Add a listener, which receives the events from now on."""
         self._listeners.append(listener)
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:

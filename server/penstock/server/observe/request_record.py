@@ -45,7 +45,8 @@ class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     Attributes:
         wait: The queue time by reason; only for a QUEUE segment, if known.
-        residency: Statistics of the time in the running batch; only in its last segment.
+        residency: Statistics of an interval in the running batch; only in the last segment of that
+            interval.
         num_cached_tokens: Number of prompt tokens that were cached; only for PREFILL.
         num_tokens: Number of output tokens; only for DECODE.
         is_engine_lost: Only for QUEUE: True if the engine of the request died and the request

@@ -1,8 +1,8 @@
-"""W3C trace context: the headers from a caller, the response headers, and new ids.
+"""Reads the W3C trace context of a call, writes the response headers, and generates ids.
 
-Parses and writes the format (https://www.w3.org/TR/trace-context/) and generates ids. Accepts
-values of HTTP headers or gRPC metadata, as str or bytes. Malformed values are treated as absent,
-because an invalid trace context must never fail a request.
+The format is that of https://www.w3.org/TR/trace-context/. Accepts values of HTTP headers or gRPC
+metadata, as str or bytes. Malformed values are treated as absent, because an invalid trace context
+must never fail a request.
 """
 
 import os

@@ -128,9 +128,10 @@ class _PolicyIndex:
             raise InvalidCredentials(str(error)) from None
 
     def tenant_of_names(self, names: Names) -> str | None:
-        """Return the tenant of a certificate; None if the policy has none of its names.
+        """Return the tenant of the certificate with these names; None if the policy lists none of
+        them.
 
-        Raises InvalidCredentials if its names belong to several tenants.
+        Raises InvalidCredentials if the names belong to several tenants.
         """
         known = self.policy.certificates
         found = {known[name] for name in names() if name in known}

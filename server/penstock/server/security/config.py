@@ -1,4 +1,5 @@
-"""The security settings: files, and whether unauthenticated callers from the network are allowed.
+"""The security settings: the policy file, the TLS files, and whether callers from other machines
+may call without credentials.
 
 Defines the settings and their dependencies. Reads no files.
 """

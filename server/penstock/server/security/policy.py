@@ -26,9 +26,10 @@ class TenantPolicy(TenantQuota):
     """The rights and limits of one tenant. An invalid value raises SettingError, which names the
     field.
 
-    `max_priority` is the maximum priority of a request in the queue, and `max_retention_level` that
-    of its blocks in the prefix cache; higher values are lowered to them. `weight` is the tenant's
-    weight under fair scheduling.
+    `max_priority` limits the priority of a request in the queue. `max_retention_level` limits the
+    retention priority of the request's blocks in the prefix cache. A request with a higher value is
+    accepted, and the value is lowered to the limit. `weight` is the tenant's weight under fair
+    scheduling.
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS

@@ -1,5 +1,5 @@
-"""The policy file of a running service and its key set (public keys for JSON Web Tokens), reloaded
-when they change.
+"""Reads the policy file of a service and its key set (public keys for JSON Web Tokens), and reloads
+them when they change.
 
 An invalid file never replaces a valid one. The file is TOML and is parsed strictly: errors name the
 key (`tenants.acme.max_priority`) and the value, except a credential; unknown keys are rejected,
@@ -80,8 +80,8 @@ class PolicyFile:
         return self._poll_keys()
 
     def _check(self) -> None:
-        """Read the policy if its file has changed, and store a policy that differs from the current
-        one in `_newer`."""
+        """If the policy file has changed, read it, and set `_newer` to its policy if that differs
+        from the current one."""
         stamp = stamp_of((self._path,))
         if stamp == self._stamp:
             return

@@ -1,4 +1,4 @@
-"""The rights of callers, and the authenticated caller.
+"""The rights that callers may have, and the type of an authenticated caller.
 
 Defines the names of rights; `access_control.py` defines which call needs which right.
 """
@@ -14,13 +14,15 @@ class Right(enum.StrEnum):
     """A right that a tenant may have.
 
     Attributes:
-        GENERATE: All calls that generate output, including `Resume`.
-        CANCEL: The call `Cancel`.
+        GENERATE: Make all calls that generate output, including `Resume`.
+        CANCEL: Make the call `Cancel`.
         MODELS: List and watch models, and use their tokenizers.
         LOAD_MODELS: Load and unload models and adapters, and set aliases of models.
-        INSPECT: Reflection and channelz, which returns the addresses of other callers.
-        OPERATIONS_READ: Monitoring of all tenants.
-        OPERATIONS_WRITE: Drain, log levels, profiles, files on the server.
+        INSPECT: Use gRPC reflection, and channelz, which returns the addresses of other callers.
+        OPERATIONS_READ: Read the statistics, the live requests of all tenants, and the flight
+            record.
+        OPERATIONS_WRITE: Drain the service, set log levels, take profiles, and write flight records
+            to files on the server.
         METRICS: Read the metrics port, if it requires authentication.
     """
 

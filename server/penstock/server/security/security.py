@@ -1,4 +1,4 @@
-"""The authenticator and the TLS files of one process, reloaded when their files change.
+"""Provides the authenticator and the TLS files of one process, and reloads them when they change.
 
 The files are checked about once per second. Also enforces that a port which is reachable from the
 network requires credentials, unless a setting permits access without them.

@@ -1,4 +1,5 @@
-"""Certificate, key and client CA of a running service, reloaded when they change.
+"""Loads the certificate, the key and the client CA (certificate authority) of a service, and
+reloads them when their files change.
 
 Only files that match each other are used. Owns the TLS context of the metrics port, which uses
 Python's TLS and requires no client certificates, because health probes have none and scrapers

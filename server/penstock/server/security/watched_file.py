@@ -1,7 +1,7 @@
-"""Files that may be replaced while the service runs.
+"""Reads files that may be replaced while the service runs, and detects when they change.
 
-Detects changes by polling, because a folder that Kubernetes mounts swaps a symlink without a
-notification. The content of the files is not interpreted here.
+A change is detected by polling, because Kubernetes updates a mounted folder by replacing a symlink,
+which sends no notification. The content of the files is not interpreted here.
 """
 
 from collections.abc import Sequence

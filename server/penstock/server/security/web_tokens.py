@@ -106,8 +106,8 @@ def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
 
 
 def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
-    """Return the algorithm of a key; None if the key cannot be used here. Raises BadKeySet if it is
-    not public."""
+    """Return the algorithm of a key; None if the key cannot be used here. Raises BadKeySet for a
+    shared secret or a private key."""
     kind = jwk.get("kty")
     if kind == "oct":
         raise BadKeySet(f"{where} is a shared secret, with which every verifier could sign")

@@ -76,9 +76,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
-    """Return `; did you mean NAME?` if a known name is similar, otherwise `; known are NAMES`, or
-    "" if there are none. Of more than six names, only the three most similar are returned, and
-    `page`, which lists all."""
+    """Return a suffix for the error message about an unknown `name`: `; did you mean NAME?` if a
+    known name is similar, otherwise `; known are NAMES`, or "" if `known` is empty.
+
+    If there are more than six known names, the suffix has only the three most similar ones, the
+    number of the others, and `page`, the path of the page that lists all.
+    """
     names = sorted(known)
     near = nearest(name, names)
     if near or not names:

@@ -1,4 +1,5 @@
-"""The sources of settings: flags override environment variables, which override a file.
+"""Reads settings from flags, environment variables and a file. Flags override environment
+variables, which override the file.
 
 Parses texts, and creates error messages that name a setting as in its source: a flag, an
 environment variable, or a key of a file with its table and file.
@@ -225,8 +226,9 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
 
 
 def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
-    """Return the value of a JSON text, or of the TOML or JSON file that `text` names, and
-    `spelling`."""
+    """Return (value, `spelling`), the last two arguments of `_of_value`. The value is that of
+    `text` if `text` is a JSON object or list, otherwise that of the TOML or JSON file at the path
+    `text`."""
     if not text.lstrip().startswith(("{", "[")):
         return read_table(Path(text).expanduser(), spelling), spelling
     try:
@@ -253,7 +255,7 @@ def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
 
 
 def _pairs(text: str, spelling: str) -> dict[str, float]:
-    """Parse `a=2,b=1`. The name before the last `=` may be empty."""
+    """Parse pairs of a name and a number, such as `a=2,b=1`. A name may be empty or contain `=`."""
     pairs: dict[str, float] = {}
     for part in text.split(","):
         name, is_pair, number = part.rpartition("=")

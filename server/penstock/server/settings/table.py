@@ -134,8 +134,8 @@ def add_flags(
 
 
 def add_to(group: argparse._ActionsContainer, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    """Add a flag for each of the settings. A flag without a default is required, unless its help
-    text describes one."""
+    """Add a flag for each of the settings. A flag is required if its setting has neither a default
+    nor a description of one (`shown`)."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown
         default = "" if is_required else f" (default: {item.shown_default})"

@@ -35,7 +35,9 @@ Iteration raises PenstockError.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One process's part of the plan's limits. `max_requests`: number of measured requests."""
+    """One process's part of the plan's limits. `max_requests`: the maximum number of measured
+    requests.
+    """
 
     concurrency: int
     max_in_flight: int

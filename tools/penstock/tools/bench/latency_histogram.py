@@ -1,4 +1,6 @@
-"""Durations in an HdrHistogram: three significant digits from a microsecond to an hour."""
+"""Counts durations from a microsecond to an hour in an HdrHistogram, with three significant
+digits.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,6 @@
-"""The options of a load test, and the plan of one run: arrivals, lengths and limits."""
+"""Defines the options of a load test, and the plan of one run with its arrivals, lengths and
+limits.
+"""
 
 import enum
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reports a load test: a text table, JSON and one HTML page.
+"""Reports a load test as a text table, as JSON and as one HTML page.
 
 `figures` defines and computes the figures.
 """
@@ -249,9 +249,9 @@ def _percentiles(runs: Sequence[LoadRun], figures: Sequence[LoadFigures]) -> lis
 
 
 def _limit(field: str, figures: Sequence[LoadFigures]) -> tuple[float, str]:
-    """Return the upper limit of a latency axis, in milliseconds, and a text that explains it: twice
-    the p99 of the run with the most goodput.
+    """Return the upper limit of a latency axis, in milliseconds, and a text that explains it.
 
+    The limit is twice the p99 of the run with the most goodput.
     Without a limit, latencies under overload would flatten all other lines.
     """
     best = max(figures, key=lambda one: one.goodput_per_s)

@@ -1,4 +1,4 @@
-"""The requests of a run, in order: the due time, lengths and prompt of each.
+"""Generates the requests of a run in order, each with its due time, lengths and prompt.
 
 Deterministic: depends only on the plan. Every process generates the whole schedule and takes its
 share, so that the same requests are sent with any number of processes.

@@ -1,5 +1,5 @@
-"""`penstock demo`: starts a service with the demo model, streams three generations, stops it; or
-runs one of three scenes.
+"""`penstock demo`: starts a service with the demo model, streams three generations and stops the
+service; or runs one of three scenes instead.
 
 The service runs as a separate process and is called with gRPC. Its executor is by default the
 PyTorch one, with the model that the package contains; for `--flood` and `--deadline`, the simulated
@@ -44,7 +44,7 @@ _INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The options of the demo."""
+    """The executor of the demo's service, its start timeout, and the output length of requests."""
 
     executor: str | None = setting(
         None,

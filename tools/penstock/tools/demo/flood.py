@@ -57,8 +57,8 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
 
 @dataclass(slots=True)
 class _Waits:
-    """Times to the first token, seconds. `unfinished_s`: how long the last request waited without
-    one, None if it had one.
+    """Times to the first token of requests, seconds. `unfinished_s`: how long the last request
+    waited in vain for its first token; None if it received one.
     """
 
     started_answers_s: list[float]
@@ -66,14 +66,16 @@ class _Waits:
 
 
 async def _warm_up(service: OwnService) -> None:
-    """Generate once: the first request of a service takes longer and is not measured."""
+    """Generate once without measuring, because the first request of a service takes longer than
+    later ones.
+    """
     async with Client(service.address) as client:
         await client.generate_once("ROMEO:\n", max_tokens=_QUIET_TOKENS)
 
 
 async def _next_to_a_flood(service: OwnService) -> _Waits:
-    """Measure the low-rate tenant while another tenant floods the service, from 1 s after the
-    flood's start.
+    """Flood the service as one tenant, and from 1 s later on send the low-rate tenant's requests;
+    return the times to their first tokens.
     """
     async with Client(service.address) as client:
         flood = [asyncio.create_task(_flood(client, seed)) for seed in range(_NUM_FLOODING)]

@@ -1,4 +1,4 @@
-"""One request of the demo as its client sees it: states, text and timings.
+"""Records one request of the demo as its client sees it, with its states, text and timings.
 
 Does no I/O: events and times are arguments.
 """

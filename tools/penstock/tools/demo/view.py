@@ -18,7 +18,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 class View(Protocol):
-    """Interface: displays the progress of runs."""
+    """Interface of the classes that display the progress of runs."""
 
     def on_state(self, run: DemoRun) -> None:
         """Display the new state of the run."""

@@ -1,5 +1,6 @@
-"""The candidates that a plan compares: named replica settings, with a router and an optional
-price.
+"""Defines the candidates that a plan compares, and reads them from JSON.
+
+A candidate is a name with replica settings, router settings and an optional price.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The report of a plan: a text table, JSON and one HTML page."""
+"""Reports a plan as a text table, as JSON and as one HTML page."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Targets of a plan, and the result of a simulated cluster."""
+"""Compares the result of a simulated cluster with the targets of a plan."""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ P99 = 0.99
 class PlanTarget:
     """The targets for the requests of the trace. Raises SettingError naming the field.
 
-    `ttft_p99_s`: TTFT counts from arrival; for a request without a token it is infinite.
-    `itl_p99_s`: a request with fewer than 100 gaps between tokens meets it only if every gap is
-    within it.
+    `ttft_p99_s`: TTFT is measured from arrival, and is infinite for a request without a token.
+    `itl_p99_s`: a request with fewer than 100 gaps between tokens meets this target only if every
+    gap is within it.
     """
 
     ttft_p99_s: float = required(

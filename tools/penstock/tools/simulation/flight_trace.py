@@ -24,8 +24,8 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightTrace:
-    """The requests in order of arrival, the first at 0 s. `num_left_out`: number of requests in the
-    recording that are omitted.
+    """The requests of a recording in order of arrival, the first at 0 s. `num_left_out`: number of
+    requests in the recording that are omitted.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -48,10 +48,10 @@ def flight_trace(path: Path) -> FlightTrace:
     """Return the requests of a recording. Raises FlightError if it is invalid or has no usable
     requests, OSError if it cannot be read.
 
-    An unfinished request has the output generated so far, which is not known (so the request is
-    omitted) if the executor does its own batching (self-paced). A request that was rejected or
-    dropped for lack of capacity is included, with the mean output length of completed requests or
-    its `max_tokens`, whichever is less. Other requests without output are omitted, and so are
+    An unfinished request has the output generated so far; if the executor does its own batching
+    (self-paced), that output is not known and the request is omitted. A request that was rejected
+    or dropped for lack of capacity is included, with the mean output length of completed requests
+    or its `max_tokens`, whichever is less. Other requests without output are omitted, and so are
     requests whose rows were partly overwritten in the recording's ring buffers.
     """
     recording = FlightReader(path).recording()

@@ -14,7 +14,7 @@ from penstock.scheduler.request import RequestSpec
 
 
 class Gate(Protocol):
-    """Interface: holds requests back. Times are seconds on the engine's clock."""
+    """Interface of the classes that hold requests back. Times are seconds on the engine's clock."""
 
     def offer(self, spec: RequestSpec) -> None:
         """Add an arrived request."""

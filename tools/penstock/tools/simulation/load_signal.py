@@ -1,4 +1,4 @@
-"""The load of each replica as reported to a load balancer, with a delay.
+"""Computes the load of each replica as a load balancer sees it, after a delay.
 
 Counts the requests that were sent to a replica and have not ended, as of some time ago. The
 simulation does not query the replicas, because all requests pass through the balancer.
@@ -11,10 +11,10 @@ from penstock.server.observe.recording.trace import TraceRequest
 
 
 class LoadSignal(enum.StrEnum):
-    """The measure of a replica's open requests.
+    """How a replica's load is computed from its open requests.
 
-    REQUESTS: their number. TOKENS: the sum of their prompt tokens (output lengths are not known in
-    advance).
+    REQUESTS: the number of open requests. TOKENS: the sum of their prompt tokens (output lengths
+    are not known in advance).
     """
 
     REQUESTS = "requests"

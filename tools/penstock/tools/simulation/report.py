@@ -1,4 +1,4 @@
-"""Reports a run of one server: text, JSON, CSV and one HTML page."""
+"""Reports a run of one server as text, as JSON, as CSV and as one HTML page."""
 
 import csv
 import dataclasses

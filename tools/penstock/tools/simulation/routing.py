@@ -1,4 +1,4 @@
-"""Routers, which choose the replica of each request.
+"""Defines the routers, which choose the replica of each request.
 
 A router uses the request, the reported loads and its earlier decisions; it has no access to
 replicas. Among equal replicas, the one that was chosen longest ago is taken, so that runs are
@@ -125,7 +125,7 @@ class RoutingConfig:
 
 
 class Router(Protocol):
-    """Interface: chooses the replica of each request; the choice may depend on earlier choices."""
+    """Interface of the routers; a choice may depend on earlier choices."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
         """Return the index of the replica for an arriving request; `loads`: the reported load of

@@ -197,9 +197,10 @@ def durations(values_s: NDArray[np.float64]) -> Durations:
 def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
-    """Return the time-weighted mean and the maximum of the share of blocks in use, and the
-    time-weighted share of the token slots in used blocks that are empty; NaN without two samples
-    at different times, the last one also if no block was used.
+    """Return three shares: the time-weighted mean and the maximum of the share of blocks in use,
+    and the time-weighted share of empty token slots among those of used blocks.
+
+    All are NaN without two samples at different times; the third is also NaN if no block was used.
     """
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan
@@ -304,8 +305,8 @@ def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
 def served_ratio(
     table: RequestColumns, service: NDArray[np.float64], timeline_bin_s: float
 ) -> float | None:
-    """Return the ratio of the largest to the smallest service of a tenant. Only those time bins
-    count at whose start and end every tenant had requests waiting.
+    """Return the ratio of the largest to the smallest service of a tenant, over the time bins at
+    whose start and end every tenant had requests waiting.
 
     `service` float64 [bins, tenants]: see `tenant_service`. 1: equal service; infinite: a tenant
     got no service. None with fewer than two tenants, or without such a bin.

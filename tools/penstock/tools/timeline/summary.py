@@ -1,7 +1,6 @@
-"""The summary of a flight recording (the steps and requests that an engine recorded): duration,
-speed, errors of predicted step times, waits.
+"""Summarises a flight recording (the steps and requests that an engine recorded).
 
-Does no I/O.
+The summary contains duration, speed, errors of predicted step times, and waits. Does no I/O.
 """
 
 from collections import Counter
@@ -84,8 +83,8 @@ def _step_times(steps: NDArray[Any], *, is_self_paced: bool) -> list[str]:
 
 
 def _waited_for(steps: NDArray[Any]) -> str:
-    """Return one line with the share of the total step time for each reason why the request at the
-    head of the queue waited, "none" if there was none.
+    """Return one line with the reasons why the request at the head of the queue waited, and the
+    share of the total step time for each. "none" is the time of steps without such a reason.
     """
     seconds: Counter[str] = Counter()
     for reason, span_s in zip(

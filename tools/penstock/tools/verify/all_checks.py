@@ -1,4 +1,4 @@
-"""The list of the checks of `penstock verify`, in order."""
+"""Lists the checks of `penstock verify` in the order in which they run."""
 
 from penstock.tools.verify import (
     constraints,

@@ -1,4 +1,4 @@
-"""Definition of a check: a property of a service, and a function that tests it."""
+"""Defines a check, which tests one property of a service."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The result of a check: outcome, reason and duration."""
+"""Defines the result of a check, and the exceptions with which a check fails or is skipped."""
 
 import enum
 from dataclasses import dataclass

@@ -35,11 +35,11 @@ class CrashDetector:
         self._ready_at_s = await self._ready_time()
 
     async def after_check(self, left_s: float) -> str:
-        """Wait until an engine serves, and return what happened to the engine since the last call;
-        "" if nothing did, or if no engine served at the last call.
+        """Return one sentence on what happened to the engine since the last call; "" if it still
+        serves, or if none served at the last call.
 
-        Waits at most `left_s` seconds, and at most MAX_RECOVERY_S; if no engine serves then, sets
-        `is_lost`.
+        In these two cases, returns at once. Otherwise waits until an engine serves, for at most
+        `left_s` seconds and at most MAX_RECOVERY_S; if none serves then, sets `is_lost`.
         """
         before_s = self._ready_at_s
         now_s = await self._ready_time()

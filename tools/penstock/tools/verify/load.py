@@ -108,8 +108,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class _QueueFill:
-    """Low-priority requests, started at creation, that fill the batch and the queue: some run, the
-    others wait.
+    """Fills the batch and the queue with low-priority requests, of which some run and the others
+    wait. They are started when the object is created.
     """
 
     def __init__(self, subject: Subject, num: int, *, num_tokens: int) -> None:
@@ -131,8 +131,8 @@ class _QueueFill:
         """Wait until all requests are accepted and no more of them are being admitted, or until one
         has ended. Raises TimeoutError after 15 s.
 
-        No more are being admitted if none was while a running request received 8 messages: a
-        request that fits is admitted in the next step.
+        Admission is taken to be over if no request was admitted while a running one received 8
+        messages, because a request that fits is admitted in the next step.
         """
         async with asyncio.timeout(_SETTLE_TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: len(self._accepted) == len(self.tasks))
@@ -188,8 +188,8 @@ class _QueueFill:
 
 
 class _EndedEarly(CheckSkipped):
-    """A request ended before the others were queued: its output was too short for the speed of the
-    service.
+    """A request ended before the others were queued, because its output was too short for the
+    speed of the service.
     """
 
 

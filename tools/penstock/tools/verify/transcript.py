@@ -1,4 +1,4 @@
-"""The events of one request, as received by the client: token times, states, text and totals."""
+"""Collects the events that a client receives for one request."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The weights of the fused step on a CPU: joined, and packed for the matrix products.
+"""Joins the weights of the fused step on a CPU, and packs them for the matrix products.
 
 "Joined" means that projections with a common input form one matrix. The modules keep views of the
 joined matrices until `pack_model` packs them, in 8 bits if configured, layer by layer: at most one

@@ -1,8 +1,8 @@
 """Builds the fused path on a CPU from a loaded model.
 
-Steps: recognise the module tree, verify it in float32, join its weights and compare logits, pack
-the weights and compare again. If a step fails, NotFused is raised and the eager path serves the
-model.
+`fused_path` recognises the module tree, verifies it in float32, joins its weights, compares logits
+with the model's in float32, packs the weights and compares again. If a step fails, NotFused is
+raised: the eager path then serves the model, or the model is rejected if 8-bit settings are given.
 """
 
 import logging
@@ -56,8 +56,8 @@ def fused_path(
 
     Raises NotFused with the reason if the fused step does not support the model, or if it would be
     slower than the modules because compiled kernels are missing; WeightsReleased if this is found
-    after packing; UnsupportedModel for a head size that int8 pages do not support; ValueError
-    like `kernels.load`.
+    after packing; UnsupportedModel for a head size that int8 pages do not support; and the
+    ValueError of `kernels.load`.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NotFused(f"weights of {model.dtype}")

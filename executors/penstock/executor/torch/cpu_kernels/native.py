@@ -87,10 +87,11 @@ class _Rotary(ctypes.Structure):
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """Return the library of the compiled kernels; log a warning if it is older than the sources of
-    a checkout.
+    """Return the library of the compiled kernels. If it was not built from the current sources of a
+    checkout, log a warning.
 
-    None if they are not built, or if torch's OpenMP library lacks the functions they need.
+    Returns None if the kernels are not built, or if torch's OpenMP library lacks a function that
+    they need.
     """
     try:
         library = ctypes.CDLL(str(_LIBRARY))
@@ -326,7 +327,9 @@ class NativeLayer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Elements per token: of the queries, and of queries, keys and values together."""
+        """Number of elements that one token has in its queries, and in its queries, keys and values
+        together.
+        """
         (num_heads, dim), (num_kv_heads, _) = self._queries, self._keys
         return num_heads * dim, (num_heads + 2 * num_kv_heads) * dim
 

@@ -295,8 +295,8 @@ class DeviceSampler:
 def read_samples(
     rows: NDArray[np.int32], tops: NDArray[np.int32] | None, plan: SamplePlan
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], TokenLogprobs | None]:
-    """Return tokens, whether their logits were finite, and log probabilities, or None if no row
-    requests them.
+    """Return the token of each row, whether the row's logits were finite, and the log probabilities
+    of the tokens (None if no row requests log probabilities).
 
     `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None if no row requests logprobs.
     """
@@ -361,8 +361,8 @@ def _words_of(request: Request) -> NDArray[np.int32]:
 
 
 def _packed_counts(request: Request) -> tuple[Ints, NDArray[np.int16]]:
-    """Return the request's distinct tokens and their entries in the table of counts: the number of
-    outputs, and the bit IN_PROMPT.
+    """Return the request's distinct tokens and, for each, its entry in the table of counts: how
+    often it occurs in the output, and the bit IN_PROMPT if it occurs in the prompt.
     """
     num_prompt = request.spec.num_original_prompt_tokens
     tokens, place = np.unique(request.tokens, return_inverse=True)

@@ -63,9 +63,10 @@ class OutcomeMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchedPrompt:
-    """Log probabilities of one request's prompt, while they are copied to the host. `parts`: in
-    host memory, chosen log probabilities and ranks [n]; top ids and their log probabilities
-    [n, num_top].
+    """Log probabilities of one request's prompt, while they are copied to the host.
+
+    `parts`, in host memory: the log probabilities [n] and the ranks [n] of the n prompt tokens, the
+    ids [n, num_top] of the most likely tokens, and their log probabilities [n, num_top].
     """
 
     rows: PromptRows
@@ -151,7 +152,7 @@ class DeviceStep:
 
 def launched_step_of(batch: Batch, memory: OutcomeMemory, rejections: dict[int, str]) -> DeviceStep:
     """Return the record of a step that is about to be queued, without its plan, mark, flags and
-    prompts. `rejections`: by slot, why its request cannot run.
+    prompts. `rejections` maps a slot to the reason why its request cannot run.
     """
     found: dict[int, str] = {}
     if rejections:

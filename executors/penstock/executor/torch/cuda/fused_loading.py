@@ -1,8 +1,9 @@
 """Builds the executor that runs the fused step, from a loaded model.
 
-Steps: recognise the module tree, verify it in float32, join its weights, compare logits, measure a
-step's memory, allocate the pages, capture the graphs. If a check fails, NotFused is raised: the
-eager path serves the model, or rejects it if 8-bit settings are given.
+`build_fused` recognises the module tree, verifies it in float32, joins its weights, compares logits
+with the model's in float32, measures a step's memory, allocates the pages and captures the graphs.
+If a check fails, NotFused is raised: the eager path then serves the model, or the model is rejected
+if 8-bit settings are given.
 """
 
 import logging

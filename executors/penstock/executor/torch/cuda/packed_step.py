@@ -1,4 +1,4 @@
-"""A step with a chunk: all its tokens, including decodes, in one packed forward pass.
+"""Runs a step with a chunk: all tokens of the step, including decodes, in one packed forward pass.
 
 In addition to the forward pass, it updates the device's block table entries of blocks before a
 chunk, selects the rows whose logits are needed, computes log probabilities of prompts, and flags

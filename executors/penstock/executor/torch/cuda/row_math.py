@@ -55,8 +55,8 @@ class RowMath:
     """Launches the norms, projections and activations of one model. `is_fp8`: the layers' weights
     are in fp8.
 
-    Results are stored in `scratch` and valid until the next call of the same operation, or of
-    `project` with the same name.
+    Results, except those of products with 8-bit rows, are stored in `scratch` and valid until the
+    next call of the same operation, or of `project` with the same name.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ class PackedRows:
 
     `staged` int32 [4, tokens or more]: see `embed_rows`. `wanted` int32: indices of the packed
     tokens whose logits are sampled. `slots`, `positions` int64: slot and position of each token to
-    sample (`sampled`: the same on the host). `table_places` int64, `table_blocks` int32: flat
-    indices and values of the block table entries before the chunks. `last_of_row`: packed index of
+    sample; `sampled` has both on the host. `table_places` int64, `table_blocks` int32: flat indices
+    and values of the block table entries before the chunks. `last_of_row`: packed index of
     each row's last token.
     """
 
@@ -252,8 +252,8 @@ def _tiles(counts: Ints, starts: Ints, tokens_per_tile: int) -> tuple[Ints, Ints
 def _table_entries_before_chunks(
     batch: Batch, slots: Ints, width: int
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the block table entries before each chunk, as flat indices, and their blocks. The
-    device's table lacks those of prefix cache hits.
+    """Return the flat indices of the block table entries before each chunk, and the blocks in these
+    entries. The device's table lacks the entries of prefix cache hits.
 
     `slots`: the slots in which the step runs.
     """

@@ -1,5 +1,5 @@
-"""Trial steps at load: to compare the fused step with the model's PyTorch modules, and to measure
-the memory of a step.
+"""Runs trial steps at load, to compare the fused step with the model's PyTorch modules and to
+measure the memory of a step.
 
 The comparison runs a short sequence, first as a chunk and then token by token; the measurement runs
 the largest step that the settings allow.

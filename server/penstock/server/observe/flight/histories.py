@@ -1,4 +1,5 @@
-"""Reconstructs the history of each request of a recording: queue waits, time in slots, end.
+"""Reconstructs the history of each request in a flight recording: when it waited in the queue, when
+it was in a slot, and how it ended.
 
 Uses the recorded events. A ring buffer loses its oldest rows, so the beginning of a history may be
 missing. A recording may end while requests run, so the end of a history may be missing. The

@@ -1,7 +1,8 @@
-"""Logging of a process: one line per event on stderr, rate-limited, without content of requests.
+"""Sets up the logging of a process: one line per event on stderr, rate-limited, without the content
+of requests.
 
-Sets up logging and its levels. `lines` formats a line and the exception in it; `limits` drops and
-rate-limits lines. Text of prompts and outputs must never be logged.
+Also sets the log level of a running process. `lines` formats a line and the exception in it;
+`limits` drops and rate-limits lines. Text of prompts and outputs must never be logged.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""Formats log lines: text for humans, shorter on a terminal, and JSON for log collectors.
+"""Formats log lines as text for humans, as shorter text for a terminal, or as JSON for log
+collectors.
 
 Defines the fields, their names and the escaping, which keeps each event on one line for any request
 id.
@@ -178,7 +179,8 @@ def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
 
 
 class LineFormatter(logging.Formatter):
-    """The base class of all formats. See `configure_logging` for `has_foreign_text`."""
+    """The base class of the formatters. `process` is the name of the process in the lines; see
+    `configure_logging` for `has_foreign_text`."""
 
     def __init__(self, process: str, *, has_foreign_text: bool = False) -> None:
         super().__init__()

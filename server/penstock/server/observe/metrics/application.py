@@ -1,4 +1,5 @@
-"""The WSGI application of the metrics port: metrics, status page, `/status.json`, health.
+"""The WSGI application of the metrics port, which serves the metrics, the status page, its data
+(`/status.json`) and the health check.
 
 Defines the routes, the access rules and the keys of `/status.json`: those of `Snapshot`, and the
 live requests. The status is cached, so that the service is queried at most twice per second for any
@@ -73,8 +74,8 @@ MAX_STATUS_CALLS: Final = 4
 """Maximum number of concurrent status queries. It is less than `http.MAX_CALLS`, so that a slow
 engine does not block the page."""
 MAX_REQUESTS: Final = 500
-"""Maximum number of requests in `requests`, the oldest first; `num_requests` is the total
-number."""
+"""Maximum number of live requests in the list `requests` of `/status.json`, which has the oldest
+first; `num_requests` is the number of all live requests."""
 MAX_AGE_S: Final = 0.5
 TIMEOUT_S: Final = 5.0
 

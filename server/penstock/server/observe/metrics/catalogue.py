@@ -1,4 +1,4 @@
-"""All metrics of a service: name, kind, help text, labels and buckets.
+"""Defines all metrics of a service, each with its name, kind, help text, labels and buckets.
 
 docs/telemetry.md is generated from this list, and the dashboard and the alert rules are checked
 against it. Names include their unit and pass `promtool`; all metrics also have the label `model`.

@@ -1,4 +1,4 @@
-"""The Prometheus exposition of the metrics: format and naming scheme.
+"""Renders the metrics as Prometheus text, on request also under the names of other systems.
 
 The Accept header selects the encoding. Also contains the tables of aliases: Penstock's metrics
 under the names of TensorRT-LLM or of the OpenTelemetry conventions. An alias has the same values;
@@ -27,9 +27,9 @@ class Alias:
     """A second name under which a metric is exported.
 
     Attributes:
-        where: Label values that a series must have in order to be exported.
-        keep: The labels that are exported in addition to the model, with their new names and with
-            their values in lower case. Series with equal labels are summed.
+        where: Values by label name that a series must have in order to be exported.
+        keep: Maps each label that is exported in addition to the model to its new name. Its values
+            are exported in lower case. Series with equal exported labels are summed.
     """
 
     name: str

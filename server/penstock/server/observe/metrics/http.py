@@ -213,7 +213,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the request. Called on its thread."""
+        """Handle the request on the thread of its connection, then remove the connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:

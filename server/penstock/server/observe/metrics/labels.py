@@ -1,5 +1,5 @@
-"""The values of labels. They are taken from limited sets, so that clients cannot create an
-unlimited number of series.
+"""Defines the permitted values of metric labels. The sets are limited, so that clients cannot
+create an unlimited number of series.
 
 Unknown values become `other` and absent values `none`, because Prometheus treats an empty label as
 missing.
@@ -65,11 +65,11 @@ died and was not replaced yet.
 """
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""Drop reasons of records whose series exist from the start. Other reasons keep their names, up to
-a total of MAX_DROP_REASONS names; the rest are counted as `other`."""
+"""Reasons for dropping a record that have a series from the start. Other reasons keep
+their names, up to a total of MAX_DROP_REASONS names; the rest are counted as `other`."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
-"""Drop reasons of traces whose series exist from the start."""
+"""Reasons for dropping a trace that have a series from the start."""
 TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
 SPAN_OUTCOMES: Final = ("exported", "dropped")
 

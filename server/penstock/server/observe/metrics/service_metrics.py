@@ -1,7 +1,7 @@
 """All metrics of a service, computed from the data that the observer process receives.
 
-Owns the tables and their lock: records and steps arrive on the event loop, scrapes on threads. CPU
-time and memory of the processes are read when metrics are collected.
+Owns the tables, and a lock for them, because records and steps arrive on the event loop and scrapes
+on other threads. CPU time and memory of the processes are read when metrics are collected.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Metrics of the engine's steps, and the gauges of its batch, queue and KV cache.
+"""Computes the metrics of the engine's steps, and the gauges of its batch, queue and KV cache.
 
 Reads arrays of `flight.layout.STEP` rows and the totals of the flight recorder. An idle engine runs
 no steps, so its load is read from its status board, if there is one: shared memory to which the
@@ -84,7 +84,7 @@ class StepMetrics:
     def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
         """Raise the counters of output tokens, admissions and preemptions to the totals of the
         flight recorder. These include steps whose rows were missed, so `add_steps` no longer adds
-        to the counters for this engine. Totals of an older engine are ignored."""
+        to these counters for this engine. Totals of an older engine are ignored."""
         self._begin_epoch(epoch)
         if epoch != self._epoch:
             return

@@ -1,8 +1,7 @@
-"""The values of metrics: counters, gauges and histograms by label values.
+"""Stores the values of counters, gauges and histograms by their label values.
 
-Stores the values and converts them to `prometheus_client` metrics. The histograms of
-prometheus_client add one value at a time; those of this module add arrays with weights. Not
-thread-safe.
+Converts the values to `prometheus_client` metrics. The histograms of prometheus_client add one
+value at a time; those of this module add arrays with weights. Not thread-safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ Labels = tuple[str, ...]
 
 
 class CounterTable:
-    """One counter, by label values. A series appears with its first increment or after `begin`; a
-    counter without labels exists from the start, with value 0."""
+    """The series of one counter, by their label values. A series appears with its first increment
+    or after `begin`; a counter without labels exists from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.COUNTER)
@@ -59,7 +58,8 @@ class CounterTable:
 
 
 class GaugeTable:
-    """One gauge, by label values. A gauge without labels exists from the start, with value 0."""
+    """The series of one gauge, by their label values. A gauge without labels exists from the start,
+    with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.GAUGE)
@@ -95,8 +95,8 @@ class _Distribution:
 
 
 class HistogramTable:
-    """One histogram, by label values. The constructor raises ValueError unless its buckets
-    increase."""
+    """The series of one histogram, by their label values. The constructor raises ValueError unless
+    the bucket bounds increase."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.HISTOGRAM)

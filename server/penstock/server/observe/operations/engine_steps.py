@@ -1,8 +1,9 @@
-"""Load, throughput and inter-token latency, computed from the engine's steps.
+"""Computes the load, throughput and inter-token latency of the engine from its steps.
 
-Computes them from rows of the flight recorder over sliding windows: sums over ten seconds,
-distributions over a minute. Times are seconds on the machine's monotonic clock, passed as
-arguments. Totals and windows continue when a new engine replaces one that ended.
+The steps are rows of the flight recorder. Throughput and the mean duration of a step are computed
+over the last ten seconds, percentiles of latency over the last minute. Times are seconds on the
+machine's monotonic clock, passed as arguments. Totals and windows continue when a new engine
+replaces one that ended.
 """
 
 import math
@@ -185,7 +186,8 @@ class DurationWindow:
         self._counts = np.zeros((num_slots, _NUM_BUCKETS), dtype=np.int64)
 
     def add(self, at_s: float, durations_s: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Add durations in seconds at time `at_s`, each counted `weights` times (default: once).
+        """Add durations in seconds at time `at_s`. Each counts as often as its weight in `weights`,
+        or once if that is None.
 
         NaN, weights of 0 and times before the window are ignored.
         """

@@ -1,6 +1,7 @@
-"""Implements the operations service in the observer process.
+"""Implements the operations of `penstock.v1.OperationsService` in the observer process, without
+gRPC.
 
-Queries other processes, with time limits. If an engine or a front (gRPC server process) does not
+Queries other processes, with time limits. If the engine or a front (gRPC server process) does not
 respond in time, the list of live requests does not contain its data.
 """
 
@@ -36,7 +37,8 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 
 
 class Operations:
-    """The operations of a service. Runs on the observer's event loop.
+    """Returns the state of the service, its live requests, flight records and profiles, and
+    executes the commands to drain it and to set the log level. Runs on the observer's event loop.
 
     `send_to_supervisor` sends a message to the supervisor. `execute` executes commands in this
     process. `merge` combines the views that the engine and the fronts have of the live requests.
@@ -73,8 +75,8 @@ class Operations:
         """Query engine and fronts; return all live requests in order of arrival. Concurrent calls,
         and calls within `_FRESH_S`, share a query.
 
-        Raises OperationsError if the engine is unavailable, a front does not respond, and no other
-        front has a live request.
+        Raises OperationsError if the engine is unavailable and at least one front does not respond,
+        unless another front has live requests.
         """
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._queried_s > _FRESH_S
@@ -195,8 +197,9 @@ class Operations:
     async def _command(self, process: str, action: Action, limit_s: float) -> CommandResult:
         """Send a command to a process by name and return its result.
 
-        Raises OperationsError for an unknown name, and OperationsError, EngineUnavailable or
-        FrontUnavailable if the process does not respond.
+        Raises OperationsError for an unknown name. If the process does not respond, raises
+        EngineUnavailable for the engine, FrontUnavailable for a front, and OperationsError for the
+        observer.
         """
         if process == "engine":
             return await self._engine.command(action, limit_s)

@@ -1,8 +1,9 @@
 """Creates the snapshot of a service from the data that the observer receives.
 
 Computes figures from records, heartbeats and steps, and stores the last heartbeat of each front
-process. The counts of an ended front are kept, its gauges are removed. Sends no queries. Times are
-seconds on the machine's monotonic clock, except the time in the snapshot.
+process. The counts of an ended front are kept, and the figures of its current state are removed.
+Sends no queries. Times are seconds on the machine's monotonic clock, except the time in the
+snapshot.
 """
 
 import math
@@ -98,8 +99,8 @@ def _counts_of(heartbeat: Heartbeat) -> Counter[str]:
 
 
 def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
-    """Yield the number of requests by kind of outcome. Cancelled requests are also counted as
-    completed."""
+    """Yield pairs (kind, number of requests). The kind is `completed`, `cancelled`, `rejected` or
+    `failed`. Cancelled requests are also counted as completed."""
     for outcome in outcomes:
         is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
         if is_cancelled:
@@ -123,8 +124,8 @@ class SnapshotMaker(ServiceListener):
         model: Name of the served model.
         max_num_batched_tokens: Token budget of a step.
         started_s: Start of the service on `clock`; None for now.
-        clock: The monotonic clock.
-        unix_clock: Seconds since 1970.
+        clock: Returns seconds on the monotonic clock.
+        unix_clock: Returns seconds since 1970.
     """
 
     def __init__(
@@ -168,7 +169,8 @@ class SnapshotMaker(ServiceListener):
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Store the heartbeat of a front."""
+        """Store the heartbeat of a front. Clears the load of the engine if no front is connected to
+        one, or if no request is live and the last step ended over a second ago."""
         self._fronts.add_heartbeat(heartbeat)
         live = self._fronts.live
         if not any(front.is_engine_up for front in live):

@@ -1,1 +1,2 @@
-"""Recording of a service's workload: durations of steps, and requests."""
+"""Records the workload of a service: the durations of its steps, and its requests without their
+text."""

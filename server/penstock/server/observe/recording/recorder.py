@@ -116,8 +116,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Iteration:
-    """One engine iteration: for each new token the key of its output (int64), the ended outputs,
-    and the timed step."""
+    """One engine iteration. `keys` (int64) has the key of the output of each new token. `ends` are
+    the ended outputs. `measure` is the step with its duration, None if no step is recorded."""
 
     keys: NDArray[np.int64]
     ends: tuple[Completed | Failed, ...]

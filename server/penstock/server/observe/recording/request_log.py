@@ -1,4 +1,5 @@
-"""Converts the submissions and events of an engine to a workload trace: lengths, times, prefixes.
+"""Converts the submissions and events of an engine to a workload trace, which has the lengths,
+arrival times and shared prefixes of the requests.
 
 A trace contains no text and no token ids, and has names such as `tenant-1` for tenants. It contains
 no block hashes either, because a reader could use them to verify a guessed prompt. Uses neither

@@ -1,4 +1,5 @@
-"""A recorded request: a line of a workload trace, without text and token ids.
+"""Defines a recorded request, which is one line of a workload trace. It has no text and no token
+ids.
 
 Recordings have one JSON object per line, as `msgspec.json` encodes a value: `TraceRequest` in the
 file of requests, the scheduler's `StepMeasure` in the file of steps.
@@ -41,7 +42,7 @@ def check_length(name: str, num_tokens: int) -> None:
 
 
 _FIELD_NAMES = {"num_prompt_tokens": "prompt_tokens", "num_output_tokens": "output_tokens"}
-"""Field -> its name in a file, where they differ. Errors have the name in a file."""
+"""Maps a field to its name in a file, where they differ. Error messages use the name in a file."""
 
 
 class TraceRequest(

@@ -1,5 +1,5 @@
-"""Span attributes: options and outcome on the root span, wait reasons and batch state on its
-children.
+"""Computes the attributes of spans: options and outcome of the request for the root span, wait
+reasons and batch sizes for its children.
 
 The attributes of the root have two parts: `start_attributes` are known when a request arrives and
 are passed to the sampler; `end_attributes` are added to traces that are kept. Values that do not

@@ -242,8 +242,8 @@ def package_version() -> str:
 
 
 def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
-    """Return all configured exporters. If none is named, the exporter is `otlp`; `none` means no
-    exporter.
+    """Return the exporters that `OTEL_TRACES_EXPORTER` names, by default `otlp`. The name `none`
+    means no exporter.
 
     Raises ValueError for an unknown protocol or exporter, and TypeError for an entry point that is
     not a span exporter.

@@ -1,4 +1,4 @@
-"""The table of attribute keys: all attributes of a request, and the span of each.
+"""Defines the keys of all span attributes of a request, and the span to which each belongs.
 
 All keys are imported from here, so that a new release of the conventions changes only this file.
 docs/telemetry.md is generated from it.
@@ -30,7 +30,7 @@ class SpanOfKey(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AttributeKey:
-    """One attribute: its name, its span, its description."""
+    """The key of one span attribute. `place` is the span that has it, `meaning` its description."""
 
     name: str
     place: SpanOfKey

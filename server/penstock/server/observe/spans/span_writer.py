@@ -89,10 +89,11 @@ class PlannedIds(IdGenerator):
 
 
 class UnixClock:
-    """The offset between monotonic and Unix time. Not thread-safe.
+    """Measures the offset between monotonic and Unix time. Not thread-safe.
 
-    It is measured periodically, because Unix time is corrected. All spans of one trace use one
-    offset, so that a correction does not change the intervals between them.
+    The offset is measured again when it is a second old, because Unix time may be corrected. All
+    spans of one trace use one offset, so that a correction does not change the intervals between
+    them.
     """
 
     def __init__(

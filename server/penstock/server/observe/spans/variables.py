@@ -1,4 +1,4 @@
-"""The numeric `OTEL_*` variables of timeouts, queues and attribute limits, and their valid ranges.
+"""Checks and reads the numeric `OTEL_*` variables of timeouts, queues and attribute limits.
 
 They are checked before the SDK is loaded, because the SDK reads most of them late and does not
 always name the invalid one.
@@ -40,7 +40,7 @@ def check_numbers(environment: Mapping[str, str]) -> None:
 
 
 def max_queue_spans(environment: Mapping[str, str]) -> int:
-    """Return `OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK. Raises ValueError if
+    """Return `OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK. Raises ValueError if it is
     invalid."""
     return _number(environment, QUEUE_SIZE, least=1) or DEFAULT_QUEUE_SPANS
 

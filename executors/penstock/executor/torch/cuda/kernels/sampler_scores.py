@@ -68,8 +68,8 @@ def seed_of(seeds, slot):
 
 @triton.jit
 def _penalised(score, table, slot, count):
-    """Apply penalties to scores, given their tokens' counts: number of outputs, and the bit
-    IN_PROMPT.
+    """Apply penalties to scores. `count`: for each token, how often it occurs in the output, and
+    the bit IN_PROMPT if it occurs in the prompt.
     """
     is_seen = count != 0
     penalty = number_word(table, slot, REPETITION)
@@ -171,8 +171,8 @@ def score_chunks(
     part_maxima, vocab_size,
     num_chunks: tl.constexpr, is_full: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """Edit one chunk of one row, and store its best score, its best token, its probability masses
-    and the maxima of its parts: those of these values that the row's options need.
+    """Edit one chunk of one row; store the chunk's best score and best token and, where the row's
+    options need them, its probability masses and the maxima of its parts.
     """
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
