@@ -1,5 +1,5 @@
-"""The code blocks of pages are valid: commands parse, Python compiles and imports what exists, data
-files parse.
+"""The code blocks of pages are valid. Commands and data files parse, and Python code compiles and
+imports only what exists.
 """
 
 from __future__ import annotations

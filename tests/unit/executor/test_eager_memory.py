@@ -1,4 +1,5 @@
-"""How the memory of the eager path is measured, tested on a CPU with a counter of peak host memory.
+"""How the memory of the eager path is measured. The tests run on a CPU, with a counter of peak host
+memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The build of the fused step: errors, reserved memory, and checkpoints in 8 bits."""
+"""How the fused step is built: what happens if that fails, how much memory is reserved, and how
+checkpoints in 8 bits are loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The index of cached blocks: what a watch reports, and that nothing is recorded
-without subscribers.
+"""What a watch of the index of cached blocks reports, and that the index records nothing without
+subscribers.
 """
 
 from __future__ import annotations

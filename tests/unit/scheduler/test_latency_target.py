@@ -1,5 +1,5 @@
-"""The prefill budget and the batch limit: their values, their changes, and that the control loop
-does not oscillate.
+"""Which prefill budget and which batch limit keep a latency target, how they change, and that the
+control loop does not oscillate.
 
 The loop runs with simulated step times, noise and pauses. The tests check sequences, not times of
 this machine.

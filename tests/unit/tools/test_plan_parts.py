@@ -1,4 +1,6 @@
-"""The parts of a plan: the search, the window, the targets, the settings of candidates."""
+"""The parts of a plan: how it searches, which window of a trace it uses, when targets are met, and
+which settings a candidate has.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,6 @@
-"""Running checks: results, skipped checks, time limits, and the wait for a new engine."""
+"""How checks are run: their results, which are skipped, their time limits, and the wait for a new
+engine.
+"""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""A gateway's request becomes a GenerateRequest: every field of its contract, and every default."""
+"""A gateway's request becomes a GenerateRequest. The tests cover every field of the gateway's
+contract, and every default.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests without a connected front that are submitted again: none runs twice, and none without a
+"""Requests without a connected front are submitted again. None runs twice, and none runs without a
 client.
 """
 

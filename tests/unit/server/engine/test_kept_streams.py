@@ -1,4 +1,6 @@
-"""Streams that the engine keeps after their calls: complete, kept once, and within limits."""
+"""The streams that the engine keeps after their calls are complete, are kept once, and stay within
+limits.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The accounts of requests: one record each, with the engine's final report if it
-arrives in time.
+"""The account of a request makes one record, with the engine's final report if that arrives in
+time.
 """
 
 from __future__ import annotations

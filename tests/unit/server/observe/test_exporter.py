@@ -1,4 +1,6 @@
-"""A front's connection to the observer over a real socket: batches, limits, losses, responses."""
+"""A front's connection to the observer over a real socket: how reports are sent in batches, what is
+dropped at limits and losses, and how the observer's commands are answered.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The histogram, the fit of the cost model, the optimal cache, the charts."""
+"""How a simulation's histogram, fit of the cost model, optimal cache and charts are computed."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Log lines that are omitted: those above the rate limit, and a known harmless error."""
+"""Log lines above the rate limit are omitted, and so is a known harmless error."""
 
 from __future__ import annotations
 

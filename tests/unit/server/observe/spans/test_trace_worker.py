@@ -1,5 +1,5 @@
-"""The thread that writes queued traces, the limit before the exporter, the clock, and
-the log lines.
+"""The thread that writes queued traces, the limit of spans that wait for export, the clock of
+spans, the settings of the export, and log lines about traces.
 """
 
 from __future__ import annotations
