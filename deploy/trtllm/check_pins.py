@@ -122,7 +122,9 @@ def new_problems(before: Iterable[str], after: Iterable[str]) -> list[str]:
 
 
 def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
-    """Return the differences between the two records in `folder`; empty if nothing got worse."""
+    """Return what got worse between the records in `folder` from before and after the install: the
+    lines of `changes`, then those of `new_problems`.
+    """
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)
     worse += new_problems(
@@ -141,7 +143,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; return the exit code: 2 for invalid arguments."""
+    """Run one command; return the exit code: 1 if `compare` found a difference, 2 for invalid
+    arguments.
+    """
     may_rise = MAY_RISE | {normal_name(name) for name in os.environ.get("MAY_RISE", "").split()}
     match arguments:
         case ["record"]:

@@ -29,8 +29,8 @@ class CommentWriter:
     anchors: Collection[str]
 
     def blocks(self, comment: str) -> str:
-        """Return the comment as paragraphs; one whose lines are all indented by two spaces or more
-        becomes a code block.
+        """Return the comment as paragraphs; a paragraph whose lines are all indented by two spaces
+        or more becomes a code block.
         """
         return "\n\n".join(
             f"```text\n{_dedent(block)}\n```" if _is_drawing(block) else self.line(block)

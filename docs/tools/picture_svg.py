@@ -1,7 +1,7 @@
-"""SVG drawing for the pictures of docs/why-is-it-slow.md and docs/gpu.md.
+"""Draws shapes and text as SVG, for the pictures of docs/why-is-it-slow.md and docs/gpu.md.
 
-Draws shapes and text on a light background, with system fonts and without external resources. Also
-computes the ticks of an axis and formats durations.
+The pictures have a light background, system fonts and no external resources. Also computes the
+ticks of an axis and formats durations.
 """
 
 from __future__ import annotations

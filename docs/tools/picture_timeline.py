@@ -49,7 +49,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Timeline:
-    """The events of a trace file, sorted by kind. A track is a pair of process id and thread id.
+    """The events of a trace file, grouped by kind. A track is a pair of process id and thread id.
 
     Attributes:
         names: Names of tracks.
@@ -98,7 +98,7 @@ class View:
 
 
 def timeline_of(trace: Mapping[str, Any]) -> Timeline:
-    """Return the events of a trace file, sorted by kind."""
+    """Return the events of a trace file, grouped by kind."""
     found = Timeline()
     for event in trace["traceEvents"]:
         at_s = float(event.get("ts", 0.0)) / 1e6

@@ -26,7 +26,7 @@ PathInFile = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommentedFile:
-    """One file of the contract and its comments, by the path of the element that they describe."""
+    """One proto file, and its comments by the path of the element that each describes."""
 
     descriptor: FileDescriptorProto
     comments: Mapping[PathInFile, str]

@@ -140,8 +140,8 @@ def adapt_github_markdown(markdown: str) -> str:
 
 
 def linked_file(path: str, target: str) -> str | None:
-    """Return the target of a link in the file `path`, relative to the root; for a folder its
-    README.
+    """Return the target of a link in the file `path`, relative to the root of the repository; for a
+    folder, its README.
 
     None if the folder has no README, or if the link leads out of the repository or to the page
     itself.

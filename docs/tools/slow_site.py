@@ -1,4 +1,4 @@
-"""The figures of docs/why-is-it-slow.md, from Prometheus and from the clients.
+"""Collects the figures of docs/why-is-it-slow.md from Prometheus and from the clients.
 
 Runs a Prometheus process, and formats the figures as text between marker comments of the page.
 """

@@ -1,8 +1,8 @@
-"""Admission control: which requests may join the queue.
+"""Decides which requests may join the queue (admission control).
 
 A request is rejected at submission for one of these reasons, checked in this order: a request id in
 use, a size that can never fit, a deadline that has passed, more outputs than may ever run or wait
-together, a tenant over a quota or over its number of waiting requests, a full queue, and a deadline
+together, a tenant over a quota or over its limit of waiting requests, a full queue, and a deadline
 that cannot be met. When the queue is full, a request may displace others (displacement.py). A
 replayed request is rejected only for the first three reasons. The checks do not change the queue.
 They mark a request that is admitted to test the predictions (`Request.is_trial`) or to learn a new

@@ -1,8 +1,8 @@
-"""Chained content hashes of full blocks: a hash identifies a whole prefix.
+"""Computes chained content hashes of full KV cache blocks: a hash identifies a whole prefix.
 
-The fronts (gRPC server processes) hash prompts with it, and the engine hashes outputs. A digest is
-16 bytes of BLAKE2b: a collision would give one tenant the keys and values of another, so the hash
-is cryptographic and the chain starts from the tenant's salt.
+The fronts (gRPC server processes) hash prompts, and the engine hashes outputs. A digest is 16 bytes
+of BLAKE2b: a collision would give one tenant the keys and values of another, so the hash is
+cryptographic and the chain starts from the tenant's salt.
 """
 
 from hashlib import blake2b

@@ -1,4 +1,4 @@
-"""The pool of KV cache blocks: reference counts, cached content, eviction.
+"""Manages the pool of KV cache blocks: allocates, shares, releases and evicts them.
 
 Keeps the state of each block: free, cached (unused, but its content is registered under a hash and
 can be reused) or used (reference count above zero). Independent of slots, requests and tensors.

@@ -1,4 +1,4 @@
-"""Index of hashed KV cache blocks, for subscribers that track which prefixes are cached.
+"""Indexes hashed KV cache blocks, for subscribers that track which prefixes are cached.
 
 Records the tokens and the chain position of every block with a digest, and the changes since a
 subscriber's watch began. An engine has no index, and no cost, unless `Engine.enable_cache_index` is

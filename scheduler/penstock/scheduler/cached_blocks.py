@@ -1,4 +1,4 @@
-"""Cached blocks in eviction order.
+"""Keeps the cached blocks in the order in which they are evicted.
 
 Lower levels are evicted first. An `EvictionOrder` determines the order within the default level;
 other levels, which requests and sessions set for blocks, use LRU.

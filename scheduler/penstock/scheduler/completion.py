@@ -1,4 +1,4 @@
-"""The probability that a request completes before its deadline.
+"""Computes the probability that a request completes before its deadline.
 
 Combines the output lengths (output_lengths.py) with the time per token of running requests and with
 how long queues have persisted. Does not read the queue.

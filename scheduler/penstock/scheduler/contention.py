@@ -1,6 +1,8 @@
-"""The load that a request competes with: running requests, and waiting requests ahead of it.
+"""Computes the load that a request competes with: running requests, and waiting requests ahead of
+it.
 
-Computes both as sums, which are the input of forecast.py.
+The load is two sets of sums, over the running requests and over the waiting requests ahead, which
+are the input of forecast.py.
 
 A request of a tenant under its share (fair_share.py) goes before the other requests of its class.
 Only requests of higher classes, earlier requests of the same tenant, and prompts in progress of
@@ -81,8 +83,8 @@ class Contention:
         )
 
     def load_at_arrival(self, request: Request, demand: Demand) -> tuple[RunningLoad, QueuedAhead]:
-        """Return the running load and the queue ahead of a request that is about to join the
-        queue.
+        """Return the part of the running load that delays a request that is about to join the
+        queue, and sums over the waiting requests ahead of it.
         """
         queue = self._queue
         ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_under_share=True)
@@ -93,7 +95,7 @@ class Contention:
         return load, ahead
 
     def load_at_admission(self, request: Request, demand: Demand) -> RunningLoad:
-        """Return the load that a request runs next to if it gets a slot now."""
+        """Return the part of the running load that delays a request if it gets a slot now."""
         shares = self._shares_if_under_share(request, QueuedAhead())
         return self._delaying_load(self.load(has_slot=True), request, demand, QueuedAhead(), shares)
 

@@ -1,4 +1,4 @@
-"""The cost model of a step, a linear function of its content, and the error of its predictions.
+"""Defines the cost model of a step, a linear function of its content, and the prediction error.
 
 Contains the formula, the measurement of a step (input of the fit), and the lower bound of a
 predicted time given recent errors.
@@ -90,7 +90,8 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasure:
-    """A measured step: counts as in `CostModel.step_time_s`, and its duration in seconds.
+    """A measured step: the numbers of tokens and decodes, as in `CostModel.step_time_s`, and the
+    duration in seconds.
 
     A step launched while another one ran is measured from the end of that one.
     """

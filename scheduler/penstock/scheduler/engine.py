@@ -164,8 +164,8 @@ class Engine:
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
-        """Two counts of effects of the retention limits: the requests whose retention was
-        shortened, and the blocks that lost or did not get a retention.
+        """How often the retention limits applied: the number of requests whose retention was
+        shortened, and the number of blocks that lost or did not get a retention.
         """
         retention = self._retention
         cuts = self.cache.pool.retention_cuts if retention is None else retention.cuts

@@ -1,6 +1,5 @@
-"""The events of a step.
+"""Defines the events that a step returns, and buffers them until they are returned.
 
-Defines the events that the engine returns, and buffers those not returned yet (`EventBuffer`).
 Tokens of all requests are stored in arrays; an admission, a preemption or an end is one small
 object. `Wait` and `Residency` are named tuples because every admission, preemption and end creates
 one, and a frozen dataclass takes longer to create.

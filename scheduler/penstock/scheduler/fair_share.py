@@ -1,6 +1,6 @@
-"""The share of slots and blocks that each tenant holds, and which tenants are far below others.
+"""Computes the share of slots and blocks of each tenant, and which tenants are far below others.
 
-Computes dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the two
+The shares are dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the two
 resources of a running request: slots and blocks. Only current use counts; past service is in
 tenant_counters.py.
 

@@ -1,4 +1,4 @@
-"""Eviction by expected hits per unit of memory and time.
+"""Evicts the cached blocks with the fewest expected hits per unit of memory and time.
 
 The value of a block depends on its class and age and is learned from earlier blocks (`HitDensity`).
 `HitDensityOrder` evicts blocks with the lowest value first. The class of a block is its number of

@@ -1,4 +1,4 @@
-"""Limits of a step that keep the inter-token latency of running requests within a target.
+"""Limits each step so that the inter-token latency of running requests stays within a target.
 
 Two limits are computed from the fitted cost model: the prefill budget of each step (`PrefillLimit`)
 and how many requests may run together (`BatchLimit`). They take no measurements and read no clock.
@@ -159,8 +159,8 @@ class PrefillLimit:
         )
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
-        """Return the budget that the cost model allows; infinite if it sets no limit. While it is
-        not trusted: the current budget for 64 steps, then infinite.
+        """Return the budget that the cost model allows; infinite if it sets no limit. While the
+        cost model is not trusted: the current budget for 64 steps, then infinite.
         """
         if not is_trusted:
             self._num_distrusted += 1

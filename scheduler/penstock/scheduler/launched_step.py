@@ -1,4 +1,4 @@
-"""A launched step whose result is not collected yet, and the rows that it samples.
+"""Records each launched step whose result is not collected yet, and the rows that it samples.
 
 Keeps the data of a batch that `Engine.update` needs and that the slot arrays no longer contain:
 which rows sample, at which positions, and which prefill chunks complete their prompts.

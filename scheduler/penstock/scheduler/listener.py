@@ -27,7 +27,7 @@ class StepNote(NamedTuple):
     """Record of a step whose result was applied. Times are seconds on the engine's clock.
 
     The time that an executor spends in `launch` counts as execution time. The fields from
-    `num_running` on are counts at the time when the result was applied.
+    `num_running` on are as of the time when the result was applied.
 
     Attributes:
         begun_s: When planning began.

@@ -1,4 +1,4 @@
-"""Prompt blocks that live requests are about to compute.
+"""Records which prompt blocks live requests are about to compute.
 
 Maps the first uncached block of a prompt to the requests that start there. Does not record which
 blocks have been computed since: callers search the cache first.

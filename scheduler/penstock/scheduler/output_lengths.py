@@ -365,7 +365,7 @@ class Exploration:
 
     def explores_unlikely(self, tenant: str) -> bool:
         """Count a request that the learned lengths would reject; return whether to admit it
-        nevertheless: True for every `_EVERY`th such request of a tenant.
+        nevertheless: True for one in `_EVERY` such requests of a tenant.
         """
         account = self._account_of(tenant)
         account.num_unlikely += 1

@@ -58,7 +58,7 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
 
 @dataclass(slots=True)
 class RetentionCuts:
-    """Counts of the retention limits applied so far.
+    """Counts how often retention limits were applied so far.
 
     `num_shortened`: requests whose duration was reduced to the maximum. `num_dropped_blocks`:
     blocks that lost or did not get a retention because the budget was exhausted.

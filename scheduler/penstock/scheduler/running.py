@@ -1,5 +1,5 @@
-"""The running requests, their slots, and the statistics of each residency (from an admission to the
-preemption or end).
+"""Manages the running requests, their slots, and the statistics of each residency (from an
+admission to the preemption or end).
 
 Tracks the free slots, the request in each slot, which slots decode and which are in prefill, and
 the decode rows of the next step (built again only when membership changes). Statistics are updated

@@ -1,7 +1,7 @@
 """Sessions keep the blocks of a conversation for its next turn (request).
 
-Records which blocks each session holds and for how long, limits how many all sessions may hold, and
-reports whether a block is held.
+Records which blocks each session holds and for how long, limits how many blocks all sessions may
+hold, and reports whether a block is held.
 
 A held block that is not used is cached like any other, at a higher retention level: it is evicted
 after all blocks of lower levels, and before any running request is preempted. A session reserves
@@ -13,9 +13,10 @@ nothing: admission counts its blocks as available.
   the last renewal: its blocks revert to the level they would have without the session.
 - While all sessions together hold more than `max_num_blocks`, the least recently used one expires.
   A block that two sessions hold counts once and is held while one of them remains.
-- While the sessions of one tenant hold more than `max_num_of_tenant`, its oldest expires: otherwise
-  a tenant with a new session per request would take the whole cache. Shared blocks count for each
-  session. The tenant without a name has no bound, because it is the only tenant.
+- While the sessions of one tenant hold more than `max_num_of_tenant` blocks, the oldest of these
+  sessions expires: otherwise a tenant with a new session per request would take the whole cache.
+  Shared blocks count for each session. The tenant without a name has no bound, because it is the
+  only tenant.
 - A block that is evicted is removed from its sessions; a session without blocks is dropped.
 
 There are never more sessions than held blocks, so their number is bounded by the pool.

@@ -1,4 +1,4 @@
-"""The running batch as a struct of arrays, indexed by slot.
+"""Stores the running batch as a struct of arrays, indexed by slot.
 
 Holds the memory that scheduler and executor share: one row per slot. The scheduler writes it; the
 executor reads it during `launch`.

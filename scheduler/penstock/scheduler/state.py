@@ -1,7 +1,7 @@
-"""The states of a request: four states, five events, one table.
+"""Defines the states of a request, the events that change them, and every legal transition.
 
-Defines every legal transition. A request is PROCESSING if and only if it has a slot and blocks
-(checked by `penstock.scheduler.integrity`). Why it ended is in its last event (events.py).
+A request is PROCESSING if and only if it has a slot and blocks (checked by
+`penstock.scheduler.integrity`). Why it ended is in its last event (events.py).
 
 Prefill and decode are not states: they follow from how many of the request's tokens are computed. A
 cancelled request is COMPLETED, so that ERROR counts server errors only.

@@ -1,4 +1,4 @@
-"""Step limits computed from the cost model.
+"""Computes the limits of a step from the cost model.
 
 Contains the fit of the cost model and, if there is an inter-token latency target, the two limits
 computed from it: the prefill budget of a step and the number of running requests. Without a target

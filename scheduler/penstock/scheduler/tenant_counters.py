@@ -1,4 +1,4 @@
-"""The service that each tenant has received.
+"""Counts the service that each tenant has received.
 
 Manages the table of tenants: weighted service, numbers of waiting and running requests, and removal
 of idle tenants. The service counters are the virtual token counters of Sheng et al., "Fairness in
@@ -77,7 +77,7 @@ class TenantCounters:
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
-        """Return whether other tenants have waiting or running requests."""
+        """Return whether a tenant other than `name` has waiting or running requests."""
         index = self._index_of.get(name)
         is_live = index is not None and index not in self._idle
         return self.num_live > is_live

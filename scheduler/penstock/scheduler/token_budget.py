@@ -1,6 +1,6 @@
-"""The prefill tokens of a step that is being planned.
+"""Splits the prefill token budget of a planned step among the prompts.
 
-Splits the budget among prompts; which requests may run is decided elsewhere.
+Which requests may run is decided elsewhere.
 
 A long prompt must not take whole steps while short ones wait behind it. So a prompt that does not
 end in this step takes at most a fraction of the remaining budget. Finally, budget that later

@@ -1,8 +1,8 @@
-"""The live requests and their transitions.
+"""Performs the state transitions of the live requests.
 
-Holds the table of live requests and performs every state transition, with the change of memory and
-the event that belong to it: enqueue, admit, preempt, finish, fail, expire. Which request is
-admitted or preempted is decided elsewhere.
+Contains the table of live requests. Each transition includes its change of memory and its event:
+enqueue, admit, preempt, finish, fail, expire. Which request is admitted or preempted is decided
+elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The queue of PENDING requests: members, totals, reasons for waiting, and times of the next check.
+"""Manages the PENDING requests: their totals, why each waits, and when each is checked next.
 
 `order` determines which request goes next. If the prompt of a request has full blocks, only its
 first output, the leader, is in the order. The other outputs, the followers, wait outside it until

@@ -1,4 +1,4 @@
-"""Totals of the waiting requests: by class, by tenant, and by deadline.
+"""Keeps totals of the waiting requests, by class, by tenant and by deadline.
 
 Used to forecast queue times of new requests. The totals are updated when a request joins or leaves
 the queue, without iterating over the queue. They follow the rules of the queue order: classes,

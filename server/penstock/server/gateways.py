@@ -1,5 +1,5 @@
-"""Discovers gateways: protocols that fronts (gRPC server processes) serve in addition to Penstock's
-API.
+"""Discovers gateways, which let fronts (gRPC server processes) serve another protocol in addition
+to Penstock's API.
 
 A gateway is an entry point of the group `penstock.gateways` that names a module. The module is
 imported only if the gateway is configured.

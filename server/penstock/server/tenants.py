@@ -1,6 +1,6 @@
-"""Tenant names, maximum priorities, byte counts per tenant, and request ids.
+"""Checks tenant names, creates request ids, and defines the maximum priorities of a tenant.
 
-This module does not authenticate names.
+Also counts bytes per tenant. Does not authenticate tenants.
 """
 
 import os
@@ -60,7 +60,7 @@ def client_request_id(tenant: str, engine_id: str) -> str:
 
 
 class TenantBytes:
-    """Bytes counted per tenant. `total` is the sum over all tenants."""
+    """Counts bytes per tenant. `total` is the sum over all tenants."""
 
     __slots__ = ("_by_tenant", "total")
 

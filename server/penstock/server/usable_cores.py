@@ -1,7 +1,7 @@
-"""The number of cores that this process may use.
+"""Determines the number of CPU cores that this process may use.
 
-It is limited by the affinity mask (taskset, cpusets) and by the CPU quota of the control group,
-which `docker run --cpus` and Kubernetes limits set without changing the mask.
+The number is limited by the affinity mask (taskset, cpusets) and by the CPU quota of the control
+group, which `docker run --cpus` and Kubernetes limits set without changing the mask.
 """
 
 import os

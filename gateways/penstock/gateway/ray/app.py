@@ -1,4 +1,4 @@
-"""The deployment: each replica runs one Penstock service and relays calls from Serve to it.
+"""Defines the deployment: each replica runs one Penstock service and relays calls to it.
 
 Implements the methods that Serve calls: one for each RPC, and those for the health check, the load
 and the shutdown of a replica. This module and `ending_carrier` are the only ones that depend on

@@ -1,6 +1,6 @@
-"""The load of a replica's service.
+"""Queries the load of a replica's service.
 
-Queries the service for the figures on which scaling is based.
+The number of replicas is computed from this load.
 """
 
 from dataclasses import asdict, dataclass

@@ -161,7 +161,7 @@ class Settings:
     stop_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which names an invalid field."""
+        """Raise ValueError, which names the field, if a field is invalid."""
         command_line(self.serve_options)
         for name in ("start_timeout_s", "stop_timeout_s"):
             if not getattr(self, name) > 0:

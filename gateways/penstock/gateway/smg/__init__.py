@@ -1,5 +1,5 @@
-"""The protocol between the smg gateway and its workers, which fronts (gRPC server processes)
-serve next to Penstock's API.
+"""Adapter for the protocol between the smg gateway and its workers, which fronts (gRPC server
+processes) serve next to Penstock's API.
 
 Implements the interface that `penstock.server.gateways` requires. The other modules, and the
 generated code of the extra `gateway`, are imported only in a front process that serves this

@@ -1,8 +1,9 @@
-"""Streams of KV cache events, by which gateways route a request to a worker with its prefix cached.
+"""Serves streams of KV cache events, with which a gateway routes a request to a worker that has
+cached the request's prefix.
 
-Serves one stream per subscriber: checks the right to subscribe, chooses the blocks, and disconnects
-a subscriber that does not read. A stream contains only the blocks that requests of its caller may
-share, because blocks reveal the tokens of prompts.
+Checks the right to subscribe, chooses the blocks of each stream, and disconnects a subscriber that
+does not read. A stream contains only the blocks that requests of its caller may share, because
+blocks reveal the tokens of prompts.
 
 Also builds the gateway's messages for cached blocks: batches of events, numbered within a stream.
 The gateway uses the hash of a block only as an identifier, so the first eight bytes of the hash are

@@ -1,7 +1,8 @@
-"""The load of this worker, for the load balancing of a gateway.
+"""Computes the load of this worker, which a gateway uses for load balancing.
 
-Computes it from the engine's status board, which is shared memory. The rate of output tokens is the
-difference between two samples of their count, divided by the time between them.
+Its sources are the engine's status board, which is shared memory, and the latest requests of this
+front process. The rate of output tokens is the difference between two samples of their count,
+divided by the time between them.
 """
 
 from collections import deque
@@ -26,10 +27,10 @@ _MAX_REQUESTS: Final = 256
 class EngineLoad:
     """The current load of the engine.
 
-    `num_used_tokens` and `num_total_tokens` are the KV cache that requests use and its size, in
-    tokens. `output_tokens_per_s` is the rate over about the last ten seconds, or longer if the load
-    is queried less often. `cache_hit_share` is the share of prompt tokens that were found in the KV
-    cache, for the latest requests of this front process.
+    `num_used_tokens` and `num_total_tokens` are the part of the KV cache that requests use and the
+    size of the cache, in tokens. `output_tokens_per_s` is the rate over about the last ten seconds,
+    or longer if the load is queried less often. `cache_hit_share` is the share of prompt tokens
+    that were found in the KV cache, for the latest requests of this front process.
     """
 
     num_running: int

@@ -1,7 +1,7 @@
-"""The information that a worker reports to a gateway: model, engine, load, tokenizer.
+"""Builds the messages that describe a worker's model, engine and load to a gateway.
 
-Builds the gateway's messages, which have only the gateway's fields; GetModel of `penstock.v1`
-reports all properties.
+The messages have only the fields that the gateway defines; GetModel of `penstock.v1` reports all
+properties.
 
 Also creates the archive of the model's tokenizer, for a gateway that has no copy of the model. The
 same files give the same bytes on all machines, so that a digest identifies a tokenizer.

@@ -1,4 +1,4 @@
-"""The installation: versions of packages, kernel and driver, and the GPUs.
+"""Collects the versions of packages, kernel and driver, and the GPUs of this machine.
 
 Contains the list of relevant packages. Imports none of them, and does not read the host name.
 """

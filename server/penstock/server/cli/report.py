@@ -1,4 +1,4 @@
-"""Output formats: text for humans, a summary line, JSON for programs."""
+"""Formats the output of commands: text for humans, a summary line, and JSON for programs."""
 
 import dataclasses
 import enum

@@ -1,8 +1,8 @@
-"""Settings of `penstock serve` that depend on files, packages, the device or other settings.
+"""Derives settings of `penstock serve` from files, packages, the device and other settings.
 
-Checks a configuration. Defines the default ports, the defaults of slots and token budget, the
-settings that have a separate key in the TensorRT-LLM section, and the OpenTelemetry variables that
-enable tracing.
+Also checks the security, the gateway and the scheduling of a configuration. Defines the default
+ports, the defaults of slots and token budget, the settings that have a separate key in the
+TensorRT-LLM section, and the OpenTelemetry variables that enable tracing.
 """
 
 import logging
@@ -214,7 +214,7 @@ def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
     """Return the settings derived from the TensorRT-LLM section, by field path, after checks
-    against flags and model. Logs warnings. Raises ValueError if a check fails.
+    against the flags and the model. Logs warnings. Raises ValueError if a check fails.
 
     The scheduler must predict which requests the engine admits, so both use the admission policy of
     the TensorRT-LLM section.

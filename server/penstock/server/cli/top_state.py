@@ -1,4 +1,4 @@
-"""The state of `penstock top`: the last response, recent figures, the order of requests.
+"""Holds the state of `penstock top`: the last response, recent figures, the order of requests.
 
 Sends no queries and draws nothing. The `penstock` program imports this module for every command,
 so it depends on no other package.

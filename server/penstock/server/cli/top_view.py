@@ -194,8 +194,8 @@ def _blocks_by_tenant(
     """Return the number of used blocks by tenant, the largest first; "other" for the remaining
     blocks.
 
-    Outputs that share a block each count it, and the list is older than the totals, so the numbers
-    are scaled down if they exceed the total.
+    A block that several outputs share is counted for each of them, and the list of requests is
+    older than the totals. Therefore the numbers are scaled down if they exceed the total.
     """
     held: Counter[str] = Counter()
     for request in requests:

@@ -159,7 +159,8 @@ class Quarantine:
 
 
 def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Completed | Failed:
-    """Return the end event of `spec`. If `reason` is None, the request is rejected."""
+    """Return the end event of `spec`: `Completed` with `reason`, or `Failed` if `reason` is None,
+    which means that the request is rejected."""
     if reason is not None:
         return Completed(key=spec.key, at_s=at_s, reason=reason)
     return Failed(

@@ -32,7 +32,8 @@ of that iteration."""
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Requests sent to the engine (negative: withdrawn) after `num_heartbeats` heartbeats."""
+    """Numbers of requests and prompt tokens that were sent to the engine when its loop had counted
+    `num_heartbeats` heartbeats. Negative numbers are those of withdrawn requests."""
 
     num_heartbeats: int
     num_requests: int

@@ -2,8 +2,8 @@
 process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
-history (the events so far) like other events. `ClientPosition` removes the events that the client
-has already received when the stream is read. When the request for the stream has been sent to the
+history (the events so far) like other events. When the stream is read, `ClientPosition` removes the
+events that the client has already received. Once the request for the stream has been sent to the
 engine, attaching continues even if the client disconnects, so that the stream is not lost. Does not
 use gRPC: the caller passes the parser of a request.
 """
@@ -357,8 +357,8 @@ class ClientPosition:
 def client_position(
     generation: GenerationSpec, next_sequence: int, num_tokens: Sequence[int]
 ) -> ClientPosition:
-    """Return the position of a client from its request: it has received `num_tokens` tokens of each
-    output and expects the message with number `next_sequence`.
+    """Return the position of a client that expects the message with number `next_sequence`.
+    `num_tokens` has the number of tokens that it has received of each output, by output index.
 
     Raises RequestError (SEQUENCE_UNAVAILABLE) for an inconsistent position: more outputs or tokens
     than possible, or a position inside the prompt.

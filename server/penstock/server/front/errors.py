@@ -1,8 +1,8 @@
-"""The errors of calls: the reasons of the API, and the exception that carries them.
+"""Defines the details of a failed call (`Failure`), and the exception that carries them.
 
-Defines the reason for each failure that the engine reports. Only the gRPC layer maps reasons to
-status codes (`penstock.server.rpc.statuses`). An error must not contain text of a prompt or an
-output, because proxies may log it.
+Also defines the API's error reason for each failure that the engine reports. Only the gRPC layer
+maps reasons to status codes (`penstock.server.rpc.statuses`). An error must not contain text of a
+prompt or an output, because proxies may log it.
 """
 
 import math
@@ -47,7 +47,7 @@ CONSTRAINT_PATHS: dict[ConstraintKind, str] = {
 _NOT_COMPILED = "cannot be compiled, or can reach a point from which no output is complete"
 _CLOCK_ERROR_MS = 1e-3
 _OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
-# The setting, and what it counts.
+# The setting, and the plural noun for what it limits.
 _QUOTAS: dict[QuotaKind, tuple[str, str]] = {
     QuotaKind.NUM_LIVE: ("max_num_live", "requests at a time"),
     QuotaKind.REQUESTS_PER_MINUTE: ("max_requests_per_minute", "requests per minute"),

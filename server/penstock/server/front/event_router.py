@@ -44,7 +44,7 @@ class EventRouter:
     `cancel` cancels the outputs with the given keys in the engine. `on_late_event` receives
     admissions and ends of requests that this front has already removed. `newest_queue_position` is
     the queue position of the most recently queued request, even if the request was removed; None
-    before.
+    before the first one.
     """
 
     def __init__(
@@ -233,9 +233,9 @@ class EventRouter:
 
 
 class CloseLog:
-    """Logs disconnected stalled readers, as warnings for at most one reader per second.
+    """Logs each disconnected stalled reader, as a warning for at most one reader per second.
 
-    Further disconnects are counted, and their number is logged afterwards.
+    Further disconnects are logged at debug level, and their number is logged in a later warning.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -244,8 +244,8 @@ class CloseLog:
         self._num_unreported: int = 0
 
     def report(self, now_s: float, reader: str, why: str, extra: dict[str, str]) -> None:
-        """Log a disconnected reader: as a warning, or within `LOG_INTERVAL_S` of the last warning
-        at debug level.
+        """Log a disconnected reader: at debug level if the last warning is less than
+        `LOG_INTERVAL_S` ago, otherwise as a warning.
 
         `now_s` is monotonic time in seconds and must not decrease.
         """

@@ -26,8 +26,9 @@ class TopToken(NamedTuple):
 
 
 class TokenRecord(NamedTuple):
-    """One token. `logprob` is None if it was not requested, and for the first token of a prompt.
-    `rank` is 1 for the most likely token, 0 without `logprob`. `top` has the most likely tokens."""
+    """The id of one token and its log probability. `logprob` is None if it was not requested, and
+    for the first token of a prompt. `rank` is 1 for the most likely token, 0 without `logprob`.
+    `top` has the most likely tokens at the position."""
 
     token_id: int
     logprob: float | None = None
@@ -98,8 +99,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the request has changed, or its queue position is known.
 
     `queue_s` is the time spent in the queue so far, in seconds. `queue_position` is the number of
-    requests ahead of it, `waits_for` the reason, and `estimated_queue_s` the remaining queue time;
-    each is None where unknown.
+    requests ahead of it, `waits_for` is the reason for the wait, and `estimated_queue_s` is the
+    estimated remaining queue time in seconds; each of these three is None if it is unknown.
     """
 
     state: RequestState
@@ -122,7 +123,8 @@ class OutputEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts. The number of completion tokens is the total of all outputs."""
+    """The numbers of prompt and output tokens of a request. `num_completion_tokens` is the total of
+    all outputs."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -130,7 +132,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds. `ttft_s` is None if there was no token."""
+    """The time that a request spent in each phase and in total, in seconds. `ttft_s` is the time to
+    first token, None if there was no token."""
 
     queue_s: float
     prefill_s: float
@@ -152,7 +155,8 @@ StreamEvent = Accepted | Progress | PromptPiece | TokensPiece | Finished
 
 
 class LogprobRows:
-    """The logprobs of one step, by row. They are converted to Python values on first use."""
+    """The log probabilities of the tokens of one engine step, one row per token. They are converted
+    to Python values on first use."""
 
     __slots__ = ("_chosen", "_logprobs", "_ranks", "_top_ids", "_top_logprobs")
 

@@ -358,7 +358,8 @@ class Front:
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
         if self.port is not None:
             for request in self.table:
-                # Readers that have not reached the end still need it; the next engine receives it.
+                # Keep the results whose readers have not reached the end of the stream, for the
+                # next engine.
                 self._keep_result(request)
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
                 for result in self.results:
@@ -523,8 +524,8 @@ class Front:
         self.table.remove(request)
 
     def _detach(self, request: LiveRequest) -> None:
-        """Detach a request. This front drops its events, which the engine keeps, but can still
-        replay it."""
+        """Detach a request. This front drops the events of the request, which the engine keeps, but
+        can still replay the request."""
         request.is_detached = True
         stream = request.stream
 

@@ -89,8 +89,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions that end an output. If `max_tokens` is None, the default of the front
-    applies."""
+    """The conditions that end an output. If `max_tokens` is None, the default of the front (gRPC
+    server process) applies."""
 
     max_tokens: int | None = None
     min_tokens: int = 0

@@ -70,8 +70,8 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
 def result_of(request: LiveRequest) -> KeptRequest | None:
     """Return the data with which another engine keeps the stream of an ended request for Resume.
 
-    Returns None if an output has not ended, or not with STOP or LENGTH, or if `kept_of` returns
-    None.
+    Returns None if an output has not ended or has ended with neither STOP nor LENGTH, or if
+    `kept_of` returns None.
     """
     own = (FinishReason.STOP, FinishReason.LENGTH)
     if not request.ends or any(end.reason not in own for end in request.ends):

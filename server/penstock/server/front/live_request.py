@@ -1,7 +1,8 @@
-"""One request at a front (gRPC server process): its outputs, merged into one stream, and its usage.
+"""Applies the engine's events of one request at a front (gRPC server process) to its stream.
 
-Applies the engine's events of one request to its stream. Uses neither gRPC nor the engine port.
-Never blocks. All methods must be called on the event loop; times are seconds on the engine's clock.
+Merges the outputs of the request into the stream, and computes its usage. Uses neither gRPC nor the
+engine port. Never blocks. All methods must be called on the event loop; times are seconds on the
+engine's clock.
 """
 
 from collections.abc import Sequence
@@ -167,8 +168,9 @@ class LiveRequest:
         return RequestState.COMPLETED if self.stream.failure is None else RequestState.ERROR
 
     def is_unread_since(self, since_s: float) -> bool:
-        """Return True if the stream ended before `since_s` and is not read to its end, which a live
-        request never is. Always False if `is_backlog_unlimited`."""
+        """Return True if the stream ended before `since_s`. Call this for a request in the table,
+        from which a request is removed once its stream is read to the end. Always False if
+        `is_backlog_unlimited`."""
         is_over = self.stream.is_closed and not self.is_backlog_unlimited
         return is_over and self.phases.segments[-1].start_s < since_s
 
@@ -217,8 +219,8 @@ class LiveRequest:
     def on_admitted(self, output: LiveRequestOutput, change: Admitted) -> None:
         """Handle `Admitted`: an output got a slot in the batch, for the first time or again."""
         self.head.accept()
-        # After a replay the cache may contain the output of this request, which is not cached
-        # prompt.
+        # After a replay the cache may contain output tokens of this request, which must not be
+        # counted as cached prompt tokens.
         if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         output.is_running = True
@@ -238,7 +240,7 @@ class LiveRequest:
 
     def on_prefix_found(self, output: LiveRequestOutput, change: PrefixFound) -> None:
         """Replace the predicted number of cached prompt tokens by the number that the executor
-        reports. Only the first output counts."""
+        reports. Ignored for other outputs than the first one."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:

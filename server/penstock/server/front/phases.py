@@ -1,4 +1,4 @@
-"""The phases of a request: queue, prefill, decode.
+"""Measures the time that a request spends in its phases: queue, prefill and decode.
 
 Computes the state, the total duration of each phase, and the segments of a record from admissions,
 preemptions and tokens. All times are arguments, in seconds on the engine's clock.
@@ -118,8 +118,9 @@ class PhaseClock:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
     def add_details(self, *, wait: Wait | None = None, residency: Residency | None = None) -> None:
-        """Add `wait`, the engine's details of the latest queue wait, unless they were added before,
-        and `residency`, its details of the latest time in the running batch. None adds nothing."""
+        """Add the engine's details of the latest queue wait (`wait`) and of the latest time in the
+        running batch (`residency`). None adds nothing, and a `wait` that was added before is not
+        replaced."""
         if wait is not None:
             segment = self._latest(QUEUE)
             if segment is not None and segment.wait is None:
@@ -160,7 +161,8 @@ class PhaseClock:
         return tuple(found) or (Segment(segments[0].kind, segments[0].start_s, end_s),)
 
     def _count(self, segment: Segment, num_tokens: int) -> None:
-        """Count the output tokens of a segment that a preemption or the loss of an engine ended."""
+        """Set the number of output tokens of a DECODE segment that a preemption or the loss of an
+        engine has ended."""
         if segment.kind is DECODE:
             segment.num_tokens = num_tokens - self._num_counted
             self._num_counted = num_tokens

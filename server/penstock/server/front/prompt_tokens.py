@@ -306,7 +306,7 @@ class Prompts:
         skip_special_tokens: bool = True,
         is_bounded: bool = True,
     ) -> EncodedPrompt:
-        """Return token ids, and their text if needed.
+        """Return the ids of `prompt`, and their text if `has_text`.
 
         Raises TooMuchText if `is_bounded` and too much text of the tenant waits to be tokenised.
         """

@@ -1,4 +1,4 @@
-"""Replays: the next engine continues the requests of a lost engine.
+"""Replays the requests of a lost engine, so that the next engine continues them.
 
 Decides which requests wait for the next engine and for how long, checks the deadlines of waiting
 requests, and ends requests that cannot continue. `kept_requests.py` defines what is submitted. All
@@ -210,7 +210,8 @@ class Replays:
         self._note_sent(request)
 
     def _set_timer(self) -> None:
-        """Set the timer to the earliest due time of a waiting request; without one, cancel it."""
+        """Set the timer to the earliest due time of a waiting request, or cancel it if no request
+        waits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -233,8 +234,8 @@ class Replays:
 
 
 def _next_due_s(request: LiveRequest) -> float:
-    """Return the earliest deadline or time limit of a request. The deadline for the first token
-    counts only until that token."""
+    """Return the earliest deadline or time limit of a request. The deadline for the first token is
+    ignored once that token has arrived."""
     leader = request.specs[0]
     ttft_s = leader.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
     return min(leader.deadline_s, leader.time_limit_s, ttft_s)

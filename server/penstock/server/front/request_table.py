@@ -1,7 +1,7 @@
-"""The live requests of a front (gRPC server process), by id and by key.
+"""Indexes the live requests of a front (gRPC server process) by id and by key.
 
-A key is the number of an output in the engine. Keeps the two indexes and assigns the keys. Ids are
-per tenant: two tenants may use the same id. Only `remove` removes a request.
+A key is the number of an output in the engine. This module also assigns the keys. Ids are per
+tenant: two tenants may use the same id. Only `remove` removes a request.
 """
 
 import math

@@ -45,7 +45,7 @@ class SpareMemory:
         return now_bytes is not None and now_bytes > self._least_bytes + GROWTH_BYTES
 
     def note_trimmed(self) -> None:
-        """Measure growth from the current size on."""
+        """Record that memory was trimmed: further growth is measured from the current size."""
         self._least_bytes = self._rss_bytes()
 
 

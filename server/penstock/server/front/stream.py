@@ -349,7 +349,8 @@ class TokenStream(WatchedWrite):
         return taken
 
     def _num_at_once(self, due: list[StreamEvent], num_due: int) -> int:
-        """Return how many of the first `num_due` events are taken now, and schedule the others."""
+        """Return how many of the first `num_due` events are taken now. Schedules the others if the
+        stream shares its writer (see `attach`)."""
         num_now = _num_per_pass(due, num_due)
         if num_now < num_due and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self.wake)

@@ -1,4 +1,4 @@
-"""The events of a stream before its output: acceptance (`Accepted`), prompt, queue position.
+"""Sends the events of a stream before its output: acceptance (`Accepted`), prompt, queue position.
 
 Decides when they are sent. The first message waits briefly for the engine's first event, so that a
 rejected request fails before its first message and the client may retry it.

@@ -181,7 +181,7 @@ def submission_for(
     seed: int,
     eos_ids: tuple[int, ...],
 ) -> Submission:
-    """Return the submission, with one spec per output.
+    """Return the submission of a request whose prompt is tokenised, with one spec per output.
 
     Raises the errors of `check_prompt_fits`.
     """

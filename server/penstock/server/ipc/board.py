@@ -42,7 +42,7 @@ _ROW_OWNER, _ROW_HEARTBEATS, _ROW_NS = range(3)
 
 
 class BoardError(Exception):
-    """The memory is not a status board, or has no such row."""
+    """The memory is not a status board, or does not have the given row."""
 
 
 class QueueState(NamedTuple):

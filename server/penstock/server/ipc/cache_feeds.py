@@ -145,7 +145,7 @@ class CacheSubscriber:
         return stop
 
     def on_hello(self, hello: EngineHello) -> None:
-        """Send the subscriptions to a newly connected engine."""
+        """Send the subscriptions to a newly connected engine, if it publishes its cache."""
         self._is_published = hello.publishes_cache
         for ticket, (salt, _) in self._listeners.items():
             self._send(Follow(ticket=ticket, salt=salt))

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 class Connection(asyncio.Protocol, Generic[FrameT]):
-    """One connection, from open to close. `name` is the name of the peer for logs.
+    """One connection to a peer process, which is not reopened. `name` is the name of the peer for
+    logs.
 
     `decode` decodes the body of a frame and `on_frame` receives the result. If either raises
     FrameError, the connection is closed. `on_open` and `on_closed` are each called once. A peer
@@ -211,8 +212,8 @@ class PersistentConnection(Generic[FrameT]):
 
 
 class PendingCalls(Generic[T]):
-    """The pending calls of one kind, by ticket (request number). All methods must be called on one
-    event loop."""
+    """The pending calls of one kind, each identified by its ticket (a number). All methods must be
+    called on one event loop."""
 
     def __init__(self) -> None:
         self._calls: dict[int, asyncio.Future[T]] = {}

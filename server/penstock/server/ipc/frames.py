@@ -85,7 +85,7 @@ class KeptRequest:
 
     Attributes:
         name: The engine's id of the request.
-        tenant: The tenant to which its bytes are counted.
+        tenant: The tenant to which the memory of the kept stream is counted.
         keys: The keys of all outputs by output index, including ended outputs.
         is_read: True if a client reads its stream.
         history: Tokens and ends from an earlier engine, under these keys; None if there are none.

@@ -114,7 +114,8 @@ class EnginePortListener(Protocol):
     block or raise."""
 
     def on_hello(self, hello: EngineHello) -> None:
-        """Called for each new connection, which may be to the same engine or to another one."""
+        """Called with the first frame on each new connection, which may be to the same engine or to
+        another one."""
         ...
 
     def on_events(self, events: StepEvents) -> None:

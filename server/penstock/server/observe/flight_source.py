@@ -50,8 +50,8 @@ class FlightSource:
             self.read()
 
     def read(self) -> None:
-        """Pass new steps to the listener. If the memory cannot be read, log a warning, once until
-        it can be read again."""
+        """Pass new steps to the listener. If the memory cannot be read, log one warning; further
+        failures are not logged until it can be read again."""
         reader = self._reader
         try:
             rows, num_missed = reader.new_steps()

@@ -1,7 +1,7 @@
-"""One child process of the supervisor.
+"""Starts one child process of the supervisor and communicates with it.
 
-Starts it, exchanges messages with it over its control connection, and waits for its end. Other
-modules decide whether it is restarted.
+Exchanges messages with the child over its control connection, and waits for its end. Other modules
+decide whether it is restarted.
 """
 
 import asyncio

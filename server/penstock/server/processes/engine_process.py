@@ -1,8 +1,8 @@
-"""The engine process: scheduler and executor on one thread, without asyncio.
+"""Runs the engine process: scheduler and executor on one thread, without asyncio.
 
-Creates its components and shuts them down. At the start and after each change of the policy file
-(the operator's settings per tenant), applies the tenants' limits and weights in it. The supervisor
-runs it as `python -m penstock.server.processes.engine_process <control fd>`.
+Creates the components of the process and shuts them down. At the start and after each change of the
+policy file (the operator's settings per tenant), applies the tenants' limits and weights in the
+file. The supervisor runs it as `python -m penstock.server.processes.engine_process <control fd>`.
 """
 
 import contextlib

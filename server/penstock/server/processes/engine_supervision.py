@@ -1,4 +1,4 @@
-"""Supervision of the engine process: start, hang detection, clean-up after a crash.
+"""Supervises the engine process: starts it, detects hangs, and cleans up after a crash.
 
 Assigns the epochs, which number the engine starts. Owns the descriptor of the flight recorder's
 memory, which engines and observers inherit, and which stays open when they die. Contains the crash

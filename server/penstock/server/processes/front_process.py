@@ -1,7 +1,8 @@
-"""A front (gRPC server process): one gRPC server on uvloop, connected to the engine.
+"""Runs a front (gRPC server process): one gRPC server on uvloop, connected to the engine.
 
-Creates its components and shuts them down. Writes heartbeats, from which the supervisor detects a
-hang. If there is an observer, reports its state and its requests to it. The supervisor runs it as
+Creates the components of the process and shuts them down. Writes heartbeats, from which the
+supervisor detects a hang. If there is an observer, reports the state and the requests of the front
+to it. The supervisor runs this module as
 `python -m penstock.server.processes.front_process <control fd>`.
 """
 
@@ -218,7 +219,7 @@ def allow_many_descriptors() -> int:
     """Raise the soft limit of open files to MAX_OPEN_FILES, within the hard limit, and return the
     new limit.
 
-    Many systems set it to 1,024 for programs that use select.
+    Many systems set the soft limit to 1,024, for programs that use select.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= MAX_OPEN_FILES:

@@ -1,5 +1,5 @@
-"""Supervision of a front (gRPC server process): start, hang detection, and successor in a rolling
-restart.
+"""Supervises a front (gRPC server process): starts it, detects hangs, and creates its successor in
+a rolling restart.
 
 Assigns the ids of fronts. Each process gets a new id, which is a part of the numbers (keys) of its
 requests' outputs, so that keys of a dead front are not reused.

@@ -1,7 +1,8 @@
-"""The observer process: traces, metrics and the operators' API.
+"""Runs the observer process, which exports traces, and serves metrics and the operators' API.
 
-Creates its components and shuts them down. No process that serves requests waits for it. The
-supervisor runs it as `python -m penstock.server.processes.observer_process <control fd>`.
+Creates the components of the process and shuts them down. No process that serves requests waits for
+the observer. The supervisor runs this module as
+`python -m penstock.server.processes.observer_process <control fd>`.
 """
 
 import asyncio

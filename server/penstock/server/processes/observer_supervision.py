@@ -1,4 +1,4 @@
-"""Supervision of the observer process, with its ports and its socket.
+"""Restarts the observer process, unless it crashes repeatedly.
 
 Owns the ports and the socket, which remain open when an observer dies. If the observer crashes
 repeatedly, the service continues without it.

@@ -69,7 +69,7 @@ class Orphans:
         earlier_children = process_table.children_of(here)
         # The first process of a container becomes the parent of all orphans in it, and a process
         # that a shell script became by `exec` has earlier children. In both cases only marked
-        # processes count.
+        # processes are terminated.
         self._are_all_ours = here != 1 and not earlier_children
         self._own.update(map(_key, earlier_children))
         self._is_adopting = process_table.become_subreaper()

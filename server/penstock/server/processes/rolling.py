@@ -1,8 +1,8 @@
-"""A rolling restart: all fronts (gRPC server processes) and the engine are replaced while the
-service accepts requests.
+"""Performs a rolling restart, which replaces all fronts (gRPC server processes) and the engine
+while the service accepts requests.
 
-Defines the order. Fronts share their port, so the new front serves before the old one drains. The
-engine ends between two steps, and its requests continue in the next engine.
+Defines the order of the replacements. Fronts share their port, so the new front serves before the
+old one drains. The engine ends between two steps, and its requests continue in the next engine.
 """
 
 import asyncio

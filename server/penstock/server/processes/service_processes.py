@@ -1,4 +1,4 @@
-"""The processes that a service needs, the tasks that keep them alive, and the ordered shutdown.
+"""Keeps the processes of a service alive, and shuts them down in order.
 
 A process that was replaced is no longer required: it may end without being counted as lost. In a
 shutdown the fronts (gRPC server processes) drain, then the engine ends, then the observer,

@@ -1,5 +1,5 @@
-"""The sockets of a service: the TCP port that all fronts (gRPC server processes) share, and the
-folder of its Unix sockets.
+"""Opens the sockets of a service: the TCP port that all fronts (gRPC server processes) share, and
+the Unix sockets in a temporary folder.
 
 Checks and reserves the port: a bound SO_REUSEPORT socket that never listens keeps other programs
 off the port while fronts restart, and receives no connections. A killed service cannot remove its

@@ -1,5 +1,5 @@
-"""The resources with which the supervisor starts processes: module, descriptors, environment
-variables.
+"""Defines the resources with which the supervisor starts processes: modules, descriptors and
+environment variables.
 
 Contains the settings that libraries read only from the environment, and only when they load.
 Variables that the operator has set are kept, except where an option of Penstock replaces them.

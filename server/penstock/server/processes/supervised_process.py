@@ -32,8 +32,8 @@ class RestartPolicy:
         self._deaths_s: deque[float] = deque()
 
     def record_death(self, now_s: float) -> float | None:
-        """Record a death at `now_s`, and return the delay before the next start in seconds; None
-        after `max_deaths` deaths in `window_s`: the process must not be restarted.
+        """Record a death at `now_s`, and return the delay before the next start in seconds; None if
+        the process must not be restarted, i.e. after `max_deaths` deaths in `window_s` seconds.
 
         After the first death in a time window the process restarts immediately. Later delays
         double, up to `_MAX_DELAY_S`.
@@ -162,7 +162,7 @@ class SupervisedProcess:
         """
         while True:
             code = await self._run_one()
-            is_last = not self._may_restart  # Its end was requested, so the exit code counts.
+            is_last = not self._may_restart  # Its end was requested, so return its code.
             is_restart, self._is_restart = self._is_restart, False
             await self._clean_up_after(code, was_ordered=is_restart or self._retired.is_set())
             if is_last:

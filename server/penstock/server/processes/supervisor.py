@@ -1,9 +1,9 @@
-"""The supervisor: starts engine, fronts (gRPC server processes) and observer, restarts them, and
-shuts them down in order.
+"""Runs the supervisor, which starts engine, fronts (gRPC server processes) and observer, restarts
+them, and shuts them down in order.
 
 Owns the port, the engine's listening socket, the shared memories and the signal handlers, and
-checks for hangs. It handles no requests and imports neither torch nor grpc, to minimise the risk of
-a crash.
+checks for hangs. The supervisor handles no requests and imports neither torch nor grpc, to minimise
+the risk of a crash.
 """
 
 import asyncio

@@ -53,7 +53,8 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
 
 
 class AccessControl:
-    """Authorises callers. If `security` is None, all callers are authorised.
+    """Authenticates the callers of methods and checks their rights. If `security` is None, all
+    callers are authorised.
 
     `tenant_metadata_key`: see `FrontConfig`. Raises ValueError if it is set although `security` has
     an authenticator.
@@ -86,7 +87,7 @@ class AccessControl:
         return _BY_SERVICE[path[1:].rpartition("/")[0]]
 
     def authorize(self, context: Context, right: Right) -> Caller:
-        """Return the caller of a call. Checks that the caller has `right`.
+        """Authenticate the caller of a call, check that it has `right`, and return it.
 
         Raises RequestError: UNAUTHENTICATED; PERMISSION_DENIED without `right`, or for a tenant
         that is not in the policy file; or INVALID_ARGUMENT for an invalid tenant in the metadata.

@@ -1,5 +1,5 @@
-"""Converts the rows of the flight recorder (the latest steps of the engine) for operators: to
-StepRecord messages or to a trace file.
+"""Converts the rows of the flight recorder (the latest steps of the engine) to StepRecord messages
+or a trace file, for operators.
 
 Joins steps with their requests, if the recorder still has them. This is slow for many steps, so it
 must not run on the event loop.
@@ -38,8 +38,8 @@ def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
 
 @dataclass(slots=True)
 class _StepEvents:
-    """The events of one step: token counts by request, and ids of admitted, preempted and ended
-    requests."""
+    """The events of one step: the number of tokens computed for each output (`shares`), and the ids
+    of the requests that were admitted, preempted or ended."""
 
     shares: list[pb.StepShare] = field(default_factory=list[pb.StepShare])
     admitted: list[str] = field(default_factory=list[str])
@@ -48,7 +48,8 @@ class _StepEvents:
 
 
 def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepRecord]:
-    """Yield the latest `max_steps` steps (None: all), the oldest first."""
+    """Yield the latest `max_steps` steps (None: all) of a recording as messages, the oldest
+    first."""
     steps = rows.steps if max_steps is None else rows.steps[-max_steps:]
     if not len(steps):
         return

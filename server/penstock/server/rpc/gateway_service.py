@@ -16,7 +16,7 @@ from penstock.server.security.rights import Right
 
 
 class GatewayService(Protocol):
-    """The gRPC service of a gateway."""
+    """A gRPC service of another protocol, served on the same port as Penstock's services."""
 
     @property
     def name(self) -> str:
@@ -30,9 +30,9 @@ class GatewayService(Protocol):
         ...
 
     def handlers(self, wrapper: HandlerWrapper) -> grpc.GenericRpcHandler:
-        """Return the handlers of all methods."""
+        """Return the gRPC handlers of all methods of the service, created with `wrapper`."""
         ...
 
 
 GatewayServiceMaker = Callable[[Front, AccessControl], GatewayService]
-"""Creates the service for one gRPC server process."""
+"""Creates the service of a gateway for one gRPC server process."""

@@ -1,8 +1,7 @@
-"""GenerationService: Generate, GenerateOnce, Resume and Cancel. Multiplex is in
-`multiplex_service.py`.
+"""Implements penstock.v1.GenerationService, except Multiplex, which is in `multiplex_service.py`.
 
-Generate parses the message, converts and validates it, opens the request, writes its stream, and
-releases the request.
+The methods here are Generate, GenerateOnce, Resume and Cancel. Generate parses the message,
+converts and validates it, opens the request, writes its stream, and releases the request.
 """
 
 import asyncio
@@ -77,7 +76,7 @@ class GenerationService:
         self._resume = ResumeService(front)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """Return the handlers of all methods."""
+        """Return the gRPC handlers of all methods of the service, created with `wrapper`."""
         accounts = self._accounts
         multiplex = MultiplexService(
             self._front, wrapper, accounts, self._access, self._large_messages
@@ -121,7 +120,8 @@ class GenerationService:
         check_no_chunks(message)
         check_not_resumable(message)
         request = await open_request(self._front, message, times, account, failure)
-        # A backlog that is not yet encoded here does not mean that the client is slow.
+        # A growing backlog does not mean that the client is slow, because nothing is sent before
+        # the end.
         request.is_backlog_unlimited = True
         encoder = OnceEncoder(self._front.text.token_bytes)
         yielder = LoopYielder()
@@ -177,8 +177,8 @@ class LoopYielder:
 
 
 class ResumeService:
-    """Resume: continues the stream of a request in a new call, with what its client has not
-    received."""
+    """Implements Resume, which continues the stream of a request in a new call, with the events
+    that its client has not received."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

@@ -1,18 +1,18 @@
-"""The wrapper around all handlers: converts exceptions to gRPC statuses.
+"""Wraps all handlers: counts their active calls, and converts exceptions to gRPC statuses.
 
 RequestError and OtherRequestFailed become the status of their `Failure`, and unexpected exceptions
-become INTERNAL. Counts active calls. Handlers take and return bytes, so that Penstock itself
-reports malformed messages. CancelledError always propagates: a client that disconnects is not an
-error, and a call whose CancelledError is suppressed leaks.
+become INTERNAL. Handlers take and return bytes, so that Penstock itself reports malformed messages.
+CancelledError always propagates: a client that disconnects is not an error, and a call whose
+CancelledError is suppressed leaks.
 
 No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps the exception that
 ended the call, and with it these frames, until the garbage collector runs, which does not take the
 number of bytes into account.
 
 A method that serves one request receives the account of the request: the data for its record
-(`front/accounts.py`), with the attributes of call and message. The account is closed here, where
-the status of each call is set. The outcome of a cancelled call depends on the cause: its client,
-its deadline, or the server.
+(`front/accounts.py`), with the attributes of the call and of the message. The account is closed
+here, where the status of each call is set. The outcome of a cancelled call depends on what ended
+it: its client, its deadline, or the server.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class HandlerWrapper:
         self._idle.set()
 
     def unary(self, method: str, handler: UnaryHandler) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a unary method."""
+        """Wrap a unary method whose handler receives the message and the context."""
         return self.unary_with_caller(method, lambda data, context, _: handler(data, context))
 
     def unary_with_caller(
@@ -198,7 +198,7 @@ class HandlerWrapper:
     def server_stream(
         self, method: str, handler: StreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a server-streaming method; `handler` writes to the context."""
+        """Wrap a server-streaming method; `handler` writes the responses to the context."""
         return self.stream_with_caller(method, lambda data, context, _: handler(data, context))
 
     def stream_with_caller(
@@ -386,7 +386,7 @@ def outcome_of(failure: Failure) -> Outcome:
 
 
 def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
-    """Return the outcome of a call whose handler raised.
+    """Return the outcome of a call whose handler raised an exception.
 
     An error of the request takes precedence over a disconnect of the client, so that early
     disconnects do not hide it.

@@ -1,8 +1,8 @@
-"""grpc.health.v1, served on the event loop without blocking.
+"""Serves grpc.health.v1 on the event loop, without blocking.
 
 Stores one serving status for all services. The servicer of grpcio-health-checking holds a lock
 while it writes to a watcher, and a change of status needs that lock, so one watcher that does not
-read could block a drain. Here a change is an assignment.
+read could block a drain. Here a change of status is an assignment, which needs no lock.
 """
 
 import asyncio

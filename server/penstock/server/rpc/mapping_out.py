@@ -1,4 +1,5 @@
-"""Converts stream events to response messages: numbers, groups and splits them.
+"""Converts stream events to response messages: groups the events, and splits and numbers the
+messages.
 
 The tokens of one output since the last write become one `TokenDelta` message. If that would exceed
 the size hint, it is split between two `TokensPiece` events (new text of an output).
@@ -153,7 +154,7 @@ class ResponseEncoder:
                 yield self._tokens((event,))
 
     def _prompt(self, piece: events.PromptPiece) -> Iterator[bytes]:
-        """Yield a long prompt as several messages: first its text, then its records."""
+        """Yield a part of the prompt as one or more messages: first its text, then its records."""
         step = max(1, self._max_message_bytes // 4)  # A character has up to four bytes.
         for start in range(0, len(piece.text), step):
             yield self._echo(pb.PromptEcho(text=piece.text[start : start + step]))
@@ -230,7 +231,7 @@ def record_of(
     record: events.TokenRecord, token_bytes: TokenBytes = no_token_bytes
 ) -> pb.TokenRecord:
     """Return the record of one token. Without a logprob it has only the id; otherwise also the
-    rank, the top logprobs, and the bytes of the token if it has any."""
+    logprob, the rank, the top logprobs, and the bytes of the token if they are known."""
     message = pb.TokenRecord(id=record.token_id)
     if record.logprob is not None:
         message.logprob = record.logprob

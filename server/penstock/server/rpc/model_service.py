@@ -1,10 +1,10 @@
-"""ModelService: the served model and its tokenizer.
+"""Implements penstock.v1.ModelService, which describes the served model and calls its tokenizer.
 
 Contains the handlers of ListModels, GetModel, Tokenize and Detokenize, the published limits and
 features, and the methods that are not implemented, which return UNIMPLEMENTED with the name of the
 feature. Features that are not implemented are published as false, and are rejected here or in
-`mapping_in.prompt`; a test compares these. Features of the executor are published when an engine
-has connected.
+`mapping_in.prompt`; a test checks that both agree. Features of the executor are published when an
+engine has connected.
 """
 
 import functools
@@ -77,7 +77,7 @@ class ModelService:
         self._has_operations = has_operations
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """Return the handlers of all methods."""
+        """Return the gRPC handlers of all methods of the service, created with `wrapper`."""
         handlers: dict[str, UnaryHandler] = {
             "ListModels": self.list_models,
             "GetModel": self.get_model,

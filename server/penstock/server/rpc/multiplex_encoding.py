@@ -113,7 +113,7 @@ def _key_field(key: int) -> bytes:
 def _framed(head: bytes, data: bytes) -> bytes:
     """Return one encoded event as a field of MultiplexResponse.
 
-    `head` is the encoded key and the tag of `data`, to which the length of `data` is added.
+    `head` is the encoded key and the tag of `data`. The length of `data` is inserted after it.
     """
     event = b"".join((head, varint(len(data)), data))
     return b"".join((_EVENTS, varint(len(event)), event))

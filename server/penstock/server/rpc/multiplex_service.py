@@ -1,4 +1,4 @@
-"""Multiplex: many requests over one stream.
+"""Implements Multiplex, which serves many requests over one stream.
 
 Contains the reader and the writer of one call, and ends both. `multiplex_table.py` executes
 commands. After each step of the engine, one message has the events of all requests of the call in

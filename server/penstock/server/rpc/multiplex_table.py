@@ -1,4 +1,4 @@
-"""The requests of one Multiplex stream, by the keys that its client chose.
+"""Stores the requests of one Multiplex stream, by the keys that its client chose.
 
 Executes commands, owns the tasks that tokenize prompts, and releases all requests that have not
 ended (`Front.release_all`) when the stream ends. Stores the credit of each request: the number of
@@ -149,7 +149,8 @@ class MultiplexedRequest:
         if credit is not None:
             self._num_credit_tokens = credit - num_tokens
             if stream.is_closed:
-                # Without further credit, no growing backlog would end the request.
+                # The backlog of a closed stream does not grow beyond its limit, so only this time
+                # limit ends a request whose client gives no more credit.
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
         return events
 
@@ -281,8 +282,8 @@ class MultiplexTable:
     def release_all(self, outcome: Outcome) -> None:
         """Release all requests with `Front.release_all` at the end of the stream.
 
-        The requests are recorded with `outcome`, the outcome of the call, but a failed request with
-        its failure, even if that was not sent.
+        The requests are recorded with `outcome`, the outcome of the call. A failed request is
+        recorded with its failure instead, even if the failure was not sent.
         """
         for task in self._starting:
             task.cancel()

@@ -1,10 +1,11 @@
-"""OperationsService: the handlers, which query and command the processes through `Operations`.
+"""Implements the handlers of penstock.v1.OperationsService, which query and command the processes
+of the service through `Operations`.
 
 Checks requests, splits responses into messages, and implements pagination. A page token has the
 sort key of the last entry of a page and a checksum of the list's filters. The next page continues
 after that entry, even if entries were added or removed meanwhile; the token of a list with other
-filters is rejected. `Operations` provides the content of responses, `mapping_operations` and
-`flight_files` convert it.
+filters is rejected. `Operations` provides the content of responses, and `mapping_operations` and
+`flight_files` convert it to messages.
 """
 
 import asyncio
@@ -89,7 +90,7 @@ class OperationsMethods:
         self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """Return the handlers of all methods."""
+        """Return the gRPC handlers of all methods of the service, created with `wrapper`."""
         unary: dict[str, UnaryHandler] = {
             "GetStats": self.get_stats,
             "ListLiveRequests": self.list_requests,

@@ -1,4 +1,4 @@
-"""OperationsService as a gRPC server on a separate port for operators.
+"""Serves OperationsService with a gRPC server on a separate port, for operators.
 
 Owns the server, reports its health, and sets its limits. The handlers are in `operations_methods`.
 """
@@ -23,8 +23,8 @@ from penstock.server.security.security import Security
 
 MAX_CALLS = 256
 """Maximum number of calls of authorised callers handled at a time. Health checks, which need no
-right, have the same limit. Further calls get RESOURCE_EXHAUSTED. gRPC's own limit would also count
-unauthenticated calls."""
+right, have a separate limit of the same size. Further calls get RESOURCE_EXHAUSTED. gRPC's own
+limit would also count unauthenticated calls."""
 _MAX_ARRIVAL_S = 30.0
 _MAX_STALL_S = 30.0
 _RETRY_AFTER_S = 1.0

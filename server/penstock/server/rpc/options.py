@@ -1,8 +1,8 @@
-"""The options of the gRPC server, each with its reason.
+"""Defines the options of the gRPC server, each with its reason.
 
-Defines the limits of the transport. gRPC silently ignores unknown names of options, so the tests
-look up each name in the gRPC core, and check the effect of an option where that is quick. Some
-values equal the core's defaults; they are set so that a new release changes nothing.
+Most of them limit the transport. gRPC silently ignores unknown names of options, so the tests look
+up each name in the gRPC core, and check the effect of an option where that is quick. Some values
+equal the core's defaults; they are set so that a new release changes nothing.
 """
 
 from dataclasses import dataclass, replace

@@ -177,9 +177,9 @@ def _at_most(path: str, unit: str, number: int, limit: int) -> None:
 class _Kind:
     """The type of a field. `inner` is its message type, None for other fields.
 
-    `is_request`: a GenerateRequest. `is_part`: a ContentPart of a chat message. `is_data`: tools,
-    tool calls or template arguments, whose bytes are counted instead of their fields. `is_numbers`:
-    a repeated number.
+    `is_request` is True for a GenerateRequest, and `is_part` for a ContentPart of a chat message.
+    `is_data` is True for tools, tool calls and template arguments, whose bytes are counted instead
+    of their fields. `is_numbers` is True for a repeated number.
     """
 
     name: str = "unknown"
@@ -266,8 +266,8 @@ def num_unknown_fields(message: Message) -> int:
 
 
 def _drop_long_values(message: Message) -> None:
-    """Clear the lists of numbers and the long texts of a message and of the messages in it, because
-    serialising them takes long."""
+    """Clear the lists of numbers and the long texts of a message and of the messages in it, except
+    those in lists of more than `_MAX_PARTS_CLEARED` messages. Serialising them would take long."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
             parts = value if is_repeated(descriptor) else (value,)
@@ -360,8 +360,8 @@ def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at `position`, and the position after it. Raises IndexError or
-    ValueError."""
+    """Return the varint at `position`, and the position after it. Raises IndexError if the data end
+    first, and ValueError if the varint has more than ten bytes."""
     result = data[position]
     position += 1
     if result < 0x80:

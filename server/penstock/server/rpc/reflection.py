@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha.
+"""Serves gRPC server reflection in the versions v1 and v1alpha.
 
 grpcio-reflection contains only v1alpha. The two versions differ only in the package name, so v1 is
 served with the same messages under its own name. The descriptor of v1 is derived from that of
@@ -24,7 +24,7 @@ class HandlerRegistry(Protocol):
     """A server, or a wrapper of a server, to which handlers are added."""
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
-        """Serve these handlers as well."""
+        """Add `handlers` to those that the server calls."""
         ...
 
 

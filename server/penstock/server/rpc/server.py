@@ -1,7 +1,8 @@
-"""The gRPC server of a front (gRPC server process): its services on one port, from start to drain.
+"""Runs the gRPC server of a front (gRPC server process), from its start to its drain.
 
-Owns the grpc.aio server, reports health, and defines the order of shutdown. Passes the engine's
-events to `Front`. Does not start processes, and installs no signal handlers.
+Owns the grpc.aio server, which has all services on one port, reports health, and defines the order
+of shutdown. Passes the engine's events to `Front`. Does not start processes, and installs no signal
+handlers.
 """
 
 import asyncio
@@ -58,8 +59,8 @@ _MAX_SWEEP_INTERVAL_S = 1.0
 
 
 class FrontServer:
-    """A front with its gRPC server; an `EnginePortListener`. Call all methods on one running event
-    loop.
+    """A front with its gRPC server. It implements `EnginePortListener`. Call all methods on one
+    running event loop.
 
     Usually the engine port (`port`, the connection to the engine) is created first, then this
     server, and then the port is started with the server as its listener. See `Front` for `recorder`
@@ -189,9 +190,9 @@ class FrontServer:
         """Accept no new requests, let live requests finish for `grace_s` seconds, then stop.
 
         Requests that are live after the grace period end with UNAVAILABLE, but the engine keeps
-        resumable ones, for other fronts. Meanwhile, health checks are answered and new calls are
-        rejected. With `is_hand_over` the server soon stops listening instead, because callers can
-        reach another server on this port.
+        resumable ones, for other fronts. During the drain, health checks are answered and new calls
+        are rejected. With `is_hand_over` the server soon stops listening instead, because callers
+        can reach another server on this port.
         """
         self.front.begin_drain()
         self.health.shut_down()

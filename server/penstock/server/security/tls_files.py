@@ -31,8 +31,8 @@ class TlsMaterial:
 
 
 class TlsFiles:
-    """The certificate, key and client CA named in a configuration, which must have TLS. Raises
-    ValueError or OSError if they are invalid."""
+    """The certificate, key and client CA named in a configuration, which must have TLS. The
+    constructor raises ValueError or OSError if they are invalid."""
 
     def __init__(self, config: SecurityConfig) -> None:
         assert config.tls_cert is not None

@@ -37,7 +37,7 @@ class BadKeySet(ValueError):
 
 
 class KeySet:
-    """Public keys by algorithm and key id."""
+    """A set of public keys, in which a key is found by its algorithm and key id."""
 
     def __init__(self, keys: Mapping[tuple[str, str], "PyJWK"]) -> None:
         self._keys = keys

@@ -79,7 +79,7 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     """Return a suffix for the error message about an unknown `name`: `; did you mean NAME?` if a
     known name is similar, otherwise `; known are NAMES`, or "" if `known` is empty.
 
-    If there are more than six known names, the suffix has only the three most similar ones, the
+    Of more than six known names, `; known are` is followed by only the three most similar ones, the
     number of the others, and `page`, the path of the page that lists all.
     """
     names = sorted(known)

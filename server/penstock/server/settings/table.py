@@ -21,7 +21,8 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE",
 
 
 def variable_of(name: str) -> str:
-    """Return the environment variable of a setting or a flag. `name` has no leading dashes."""
+    """Return the name of the environment variable of a setting or a flag. `name` has no leading
+    dashes."""
     return ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
 
 

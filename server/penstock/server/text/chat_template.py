@@ -98,8 +98,9 @@ class ChatTemplate:
         self._arguments = known - _OWN_VARIABLES - {*self._variables, *functions}
 
     def check(self, messages: Sequence[ChatMessage], data: TemplateData) -> None:
-        """Raise ToolsUnsupported or BadTemplateArgument for tools or arguments that the template
-        does not use, or that a client may not set."""
+        """Raise ToolsUnsupported for tools if the template does not use them, and
+        BadTemplateArgument for an argument that the template does not use or that a client may not
+        set."""
         has_tools = data.tools or any(message.tool_calls for message in messages)
         if has_tools and not self.has_tools:
             raise ToolsUnsupported("the model's chat template does not support tools")
@@ -226,8 +227,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Convert to JSON. Unlike Jinja's filter, this does not escape HTML, because models were not
-    trained on escapes."""
+    """Convert `value` to JSON. Unlike Jinja's filter, this does not escape HTML, because models
+    were not trained on escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -11,10 +11,10 @@ state: the cuts are computed again from the first message, with the same result 
 depends only on the chat, so it is the same on all servers.
 
 **Cost.** The cuts are computed from the sum of the tokens of single messages, each encoded once,
-and the template's tokens per message, measured on a chat of three short messages. The sum is exact
-for templates that render all messages in the same way. The kept part is then rendered and counted.
-If it has more tokens than the sum, the computation is repeated with a slightly smaller window. A
-chat of any length is thus encoded once message by message, and its kept part rarely more than once.
+and the template's tokens per message, measured on two short chats. The sum is exact for templates
+that render all messages in the same way. The kept part is then rendered and counted. If it has more
+tokens than the sum, the computation is repeated with a slightly smaller window. A chat of any
+length is thus encoded once message by message, and its kept part rarely more than once.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,10 +55,11 @@ class TemplateCost:
 def measure_template(
     encode: Callable[[Sequence[ChatMessage]], _Encoded], num_tokens: Callable[[str], int]
 ) -> TemplateCost:
-    """Measure on two short chats how many tokens the template adds that `encode` renders.
+    """Measure, on two short chats, how many tokens a chat template adds.
 
-    `num_tokens` counts the tokens of a plain text. For a template that rejects these chats, typical
-    values are returned, because `fit_window` counts the tokens of the kept part anyway.
+    `encode` renders a chat with the template and encodes it; `num_tokens` counts the tokens of a
+    plain text. For a template that rejects these chats, typical values are returned, because
+    `fit_window` counts the tokens of the kept part anyway.
     """
     question = ChatMessage(role="user", content="a")
     answer = ChatMessage(role="assistant", content="a")

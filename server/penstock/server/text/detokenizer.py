@@ -1,4 +1,4 @@
-"""Incremental detokenisation that never splits a character.
+"""Converts token ids to text incrementally, without splitting a character.
 
 The text does not depend on how the ids are split: the joined texts of a stream equal the result of
 `Detokenizer.decode` for all ids. The result equals that of the tokenizers library, with one
@@ -41,7 +41,8 @@ class DetokenizerStream(Protocol):
 
 
 class Detokenizer:
-    """Detokenises for one model. Its streams share one table with the text of each token id.
+    """Converts the token ids of one model to text. Its streams share one table with the text of
+    each token id.
 
     If the text of a token depends on neighbouring tokens, there is no table, and streams decode a
     sliding window, which is several times slower.

@@ -1,4 +1,4 @@
-"""Errors about text. They have no status codes."""
+"""Defines the exceptions of text processing, which do not depend on gRPC status codes."""
 
 
 class ModelFilesError(Exception):

@@ -1,8 +1,8 @@
-"""The text files of a Hugging Face folder.
+"""Reads the files of a Hugging Face model folder that concern text.
 
-Reads tokenizer.json, config.json, generation_config.json, tokenizer_config.json,
-special_tokens_map.json and the chat template, and defines which file takes precedence. The weights
-are not read.
+These are tokenizer.json, config.json, generation_config.json, tokenizer_config.json,
+special_tokens_map.json and the chat template. Defines which file takes precedence. The weights are
+not read.
 """
 
 import json
@@ -20,7 +20,7 @@ _MAX_FILE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelFiles:
-    """The text files of one model.
+    """The content of the files of one model that concern text.
 
     Attributes:
         vocab_size: Number of logits of the model. Token ids that the model accepts are below it.

@@ -1,4 +1,4 @@
-"""The text of one output: detokenisation and stop strings together.
+"""Converts the tokens of one output to text, and finds stop strings in it.
 
 Decides which text may be sent, which tokens belong to the output, and whether a stop string has
 ended it. A stop token that ends the output has no text. A stop string is found regardless of

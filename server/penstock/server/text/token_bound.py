@@ -1,4 +1,4 @@
-"""A lower bound of the number of tokens of a text, computed only from its length.
+"""Computes a lower bound of the number of tokens of a text from the length of the text alone.
 
 Checks the conditions for such a bound. Does not encode anything.
 """

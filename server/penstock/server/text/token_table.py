@@ -1,4 +1,4 @@
-"""The text of each token id, computed once per model.
+"""Computes the text of each token id, once per model.
 
 Interprets the decoder in tokenizer.json. There is a table if the bytes of a token do not depend on
 its neighbours; otherwise the table is None.

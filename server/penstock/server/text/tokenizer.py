@@ -4,8 +4,8 @@ Combines the thread pool, the protection against forged control tokens, and the 
 number of tokens.
 
 Text from a client (plain text, the content of a message or its role) never becomes a control token;
-the characters are encoded as ordinary text. The control tokens of the template work. A client that
-needs control tokens sends token ids.
+the characters are encoded as ordinary text. Control tokens that the chat template itself contains
+are encoded as control tokens. A client that needs control tokens sends token ids.
 """
 
 import functools
@@ -110,7 +110,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """True if there is a chat template."""
+        """True if the model has a chat template."""
         return self._template is not None
 
     @property

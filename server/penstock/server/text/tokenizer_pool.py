@@ -1,4 +1,4 @@
-"""Threads for long texts, shared fairly among tenants.
+"""Runs work on long texts on threads, shared fairly among tenants.
 
 Decides the order of the work. Work consists of steps of a few milliseconds each; between two steps
 of one text, texts of other tenants may run. The tenant with the fewest processed bytes is first
@@ -57,7 +57,8 @@ class _Step(Generic[T]):
 
 
 class TokenizerPool:
-    """Threads and their queue. Call all methods on the same event loop.
+    """The tokenizer's threads, and the queue of the work for them. Call all methods on the same
+    event loop.
 
     `max_bytes_per_tenant` limits the bytes of a tenant's waiting and running texts. A text that
     exceeds it is accepted only if the tenant has no other text here.

@@ -1,10 +1,11 @@
-"""The structure of a tokenizer, as in tokenizer.json, without its vocabulary.
+"""Reads the stages of a tokenizer: normaliser, pre-tokenizer and decoder.
 
 Serialising a tokenizers.Tokenizer to JSON is the only way to inspect its stages, because their
 options cannot be read in Python.
 
 Contains GPT-2's alphabet, in which byte-level vocabularies represent bytes: printable Latin-1
-characters represent themselves, and the characters from U+0100 on the other bytes, in order.
+characters represent themselves, and the characters from U+0100 on represent the other bytes, in
+order.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The shared memory of a flight recorder, and its writer.
+"""Creates, maps and writes the shared memory of a flight recorder.
 
-Creates and maps the memory. Writes in an order that permits concurrent readers: first the row, then
-the count that includes it. The memory exists while any process has its descriptor open, so nothing
-is lost when the engine is killed. This module does not interpret the rows.
+Writes in an order that permits concurrent readers: first the row, then the count that includes it.
+The memory exists while any process has its descriptor open, so nothing is lost when the engine is
+killed. This module does not interpret the rows.
 """
 
 import functools

@@ -27,7 +27,7 @@ class Alias:
     """A second name under which a metric is exported.
 
     Attributes:
-        where: Values by label name that a series must have in order to be exported.
+        where: Maps label names to the values that a series must have in order to be exported.
         keep: Maps each label that is exported in addition to the model to its new name. Its values
             are exported in lower case. Series with equal exported labels are summed.
     """

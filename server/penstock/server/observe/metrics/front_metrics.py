@@ -1,8 +1,9 @@
-"""Metrics from the heartbeats of fronts (gRPC server processes) and records of ended requests.
+"""Computes metrics from heartbeats of fronts (gRPC server processes) and records of ended requests.
 
-Requests are counted from heartbeats, because records may be lost, as totals over all fronts that
-have ever run. When a front dies, its counts are kept, including records newer than its last
-heartbeat, and its gauges are removed. Records update the histograms and the counts of tenants.
+Requests are counted from heartbeats, because records may be lost. The counts are totals over all
+fronts that have ever run. When a front dies, its counts are kept, including records newer than its
+last heartbeat, and its gauges are removed. Records update the histograms, the counts of tenants,
+and other counters that heartbeats do not have.
 """
 
 import math

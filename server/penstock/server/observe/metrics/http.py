@@ -133,8 +133,8 @@ class _Handler(WSGIRequestHandler):
         """Log nothing, because a scraper sends a request every few seconds."""
 
     def parse_request(self) -> bool:
-        """Parse the request as the base class does, then take a slot. Returns False if an error
-        response has been sent."""
+        """Parse the request as the base class does, then take a slot unless it is a health probe.
+        Returns False if an error response has been sent."""
         if not super().parse_request():
             return False
         path = self.path.partition("?")[0]

@@ -65,11 +65,11 @@ died and was not replaced yet.
 """
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""Reasons for dropping a record that have a series from the start. Other reasons keep
-their names, up to a total of MAX_DROP_REASONS names; the rest are counted as `other`."""
+"""Reasons why records are dropped; each has a series from the start. Other reasons keep their
+names, up to a total of MAX_DROP_REASONS names; the rest are counted as `other`."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
-"""Reasons for dropping a trace that have a series from the start."""
+"""Reasons why traces are dropped; each has a series from the start."""
 TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
 SPAN_OUTCOMES: Final = ("exported", "dropped")
 

@@ -170,8 +170,8 @@ class Operations:
         return self._flight
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run work of the recorder on a thread, one call at a time. The work continues even if the
-        caller is cancelled."""
+        """Run `work`, which uses the flight recorder, on a thread. Only one call runs at a time.
+        The work continues even if the caller is cancelled."""
         await self._reading_flight.acquire()
         working = asyncio.ensure_future(asyncio.to_thread(work))
         working.add_done_callback(lambda _: self._reading_flight.release())

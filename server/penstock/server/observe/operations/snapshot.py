@@ -24,8 +24,8 @@ _PENDING_PHASES = frozenset({SegmentKind.PREPARE.value, SegmentKind.QUEUE.value}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Percentiles of a duration in seconds over the last minute, from `num` values; None without
-    values."""
+    """Percentiles, in seconds, of the `num` durations measured in the last minute. They are None if
+    `num` is 0."""
 
     p50_s: float | None = None
     p90_s: float | None = None
@@ -98,7 +98,7 @@ class FrontSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of the service. `time_s` is in seconds since 1970."""
+    """The state of the service at `time_s`, in seconds since 1970."""
 
     time_s: float
     uptime_s: float

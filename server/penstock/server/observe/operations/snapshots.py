@@ -123,7 +123,7 @@ class SnapshotMaker(ServiceListener):
     Args:
         model: Name of the served model.
         max_num_batched_tokens: Token budget of a step.
-        started_s: Start of the service on `clock`; None for now.
+        started_s: Start of the service on `clock`; None for the current time.
         clock: Returns seconds on the monotonic clock.
         unix_clock: Returns seconds since 1970.
     """

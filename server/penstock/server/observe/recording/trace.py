@@ -110,5 +110,5 @@ class TraceRequest(
 
 
 def json_line(value: TraceRequest | StepMeasure) -> str:
-    """Return a value as a line of a file, without a newline."""
+    """Return `value` as JSON: one line of a recorded file, without its newline."""
     return msgspec.json.encode(value).decode()

@@ -33,8 +33,8 @@ MAX_DEPTH: Final = 64
 """Maximum nesting of brackets, objects and lists. With deeper nesting, a recursive compiler may
 crash its process."""
 MAX_REPETITIONS: Final = 10_000
-"""Maximum copies of an element. A repetition compiles to copies, nested repetitions to their
-product."""
+"""Maximum copies of an element. A repetition compiles to that number of copies, and nested
+repetitions to the product of their numbers."""
 MAX_ELEMENTS: Final = 8192
 """Maximum elements of an expression or grammar, and objects of a schema. Reading one blocks the
 event loop for up to 2 us."""
@@ -327,7 +327,7 @@ class _Counter:
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Count the last element `times` times. Returns the same as `error_after`."""
+        """Count the last element as `times` copies. Returns the same as `error_after`."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._max_copies = max(self._max_copies, most * times)
@@ -335,7 +335,7 @@ class _Counter:
         return self._error()
 
     def add_repeated(self, times: int) -> str:
-        """Count a new element `times` times. Returns the same as `error_after`."""
+        """Count a new element as `times` copies. Returns the same as `error_after`."""
         self._add(1)
         return self.repeat(times)
 
@@ -442,8 +442,8 @@ def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
 
 
 def _target(root: object, reference: object) -> dict[str, Any] | None:
-    """Return the schema to which a JSON pointer in the document refers; None if it refers to none,
-    and for other references."""
+    """Return the schema to which `reference` refers; None if it refers to no schema, or is not a
+    JSON pointer into the document."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     at = root

@@ -1,4 +1,4 @@
-"""The options of a request: sampling, stopping, output, cache, adapter, resume.
+"""Reads the options of a request: sampling, stopping, output, cache, adapter and resume.
 
 For each group of the API there is one function, which records all invalid fields and returns the
 validated options.

@@ -67,8 +67,8 @@ def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> Tex
 def read_token_ids(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Return token ids. Records a violation if there are none, more than the context length, or any
-    outside the vocabulary."""
+    """Return token ids, converted by `token_input`. Records a violation if there are none, or more
+    than the context length."""
     if not ids:
         violations.add(path, "must not be empty")
         return _NO_IDS
