@@ -179,7 +179,7 @@ def _table(results: Sequence[TypeResult]) -> str:
 
 
 def write_page(results: Sequence[TypeResult], device: str) -> None:
-    """Write the page without its section on CUDA or, on a CUDA device, only that section."""
+    """Write the page and keep its section on CUDA; on a CUDA device, write only that section."""
     page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
     if device == "cpu":
         page = page_of(results, device)

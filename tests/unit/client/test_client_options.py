@@ -83,8 +83,8 @@ def is_ours(field: FieldDescriptor) -> bool:
 
 
 def set_paths(message: Any, prefix: str = "") -> set[str]:
-    """Return the paths of all set fields. For a field whose type is a message of the contract,
-    these are the paths of its own fields.
+    """Return the paths of all set fields. A field whose type is a message of the contract is
+    replaced by the set fields in that message.
     """
     paths: set[str] = set()
     for field, value in message.ListFields():

@@ -54,8 +54,8 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Return the logits after penalties, bias and banned stop tokens, computed
-        token by token.
+        """Return the logits after penalties, bias and banned stop tokens, which are computed token
+        by token.
         """
         logits = self.logits.astype(np.float64)
         sampling = self.sampling

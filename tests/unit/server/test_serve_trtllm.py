@@ -1,5 +1,4 @@
-"""`penstock serve --executor trtllm`: where its settings come from, and which values
-are derived.
+"""Where the settings of `penstock serve --executor trtllm` come from, and which values are derived.
 """
 
 from __future__ import annotations
