@@ -126,8 +126,8 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 def measured(
     run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int
 ) -> dict[str, float]:
-    """Return the milliseconds of a decode step by cause, its mean and median total and its CPU
-    time, and the number of operators.
+    """Return figures of a decode step: by cause its mean time, then its mean and median total time
+    and its CPU time, all in milliseconds, and its number of operators.
     """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps

@@ -3,7 +3,7 @@ last steps, in shared memory) and `--record`.
 
 Two engines with an executor that takes no time, one with the listener and one without, alternate
 step by step, so that other load on the machine affects both. The flight recorder is measured under
-two loads: all requests decode; and a closed loop, in which each finished request is replaced
+two loads: one in which all requests decode, and a closed loop that replaces each finished request
 (prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048 tokens). `--record` is measured
 while all requests decode. A step is `Engine.step`: the scheduler and the engine around it. Another
 process reads the flight recorder four times per second, as the observer (the process that exports

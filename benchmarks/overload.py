@@ -81,7 +81,7 @@ class Probe:
     num_not_serving: int = 0
 
     async def run(self, client: Client) -> None:
-        """Check until cancelled."""
+        """Call the health method repeatedly until cancelled."""
         while True:
             begun_s = time.perf_counter()
             status = await client.health(deadline_s=_TIMEOUT_S)

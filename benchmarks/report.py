@@ -32,7 +32,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One figure and its goal: `value` should be at least or at most `goal`, in `unit`.
+    """One figure and its goal: `value` should be "at least" or "at most" `goal` (see `sense`).
 
     `is_settled`: there are enough measurements to decide whether the goal is met.
     """

@@ -83,7 +83,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
 
 
 def _name_in(before: Path, option: str) -> str:
-    """Return the name that an option has in the other checkout, which may have an older one."""
+    """Return the name of an option in the other checkout, where it may be an older name."""
     if option != "--deadline-admission":
         return option
     sources = (before / "server").rglob("*.py")

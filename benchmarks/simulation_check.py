@@ -1,4 +1,4 @@
-"""Measures the error of the simulator: replays a recorded run and compares it with the real one.
+"""Measures the error of the simulator, which replays recorded requests, against the real run.
 
 Runs `penstock serve --record` with the demo model on this machine and clients in an open loop, in
 several parts with two alternating loads. The simulator replays each part with the service's

@@ -85,8 +85,7 @@ class Side:
     as other load.
 
     `count`: returns the numbers of spans that the variant's collector received; None without a
-    collector that counts. `num_requests`: number
-    of requests sent to it so far.
+    collector that counts. `num_requests`: number of requests sent to the variant so far.
     """
 
     name: str

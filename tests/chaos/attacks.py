@@ -1,4 +1,5 @@
-"""Attacks of hostile clients, one function each; each returns when the server has handled it.
+"""Attacks of hostile clients. Each function performs one attack, and returns when the server has
+handled it.
 
 The functions only attack; the caller checks the state of the server. Run as a program, the module
 executes one attack by its name, so that a benchmark's probe shares no event loop with it:

@@ -1,4 +1,6 @@
-"""The observer is killed, stopped or hung, or the engine dies: streams are not affected."""
+"""Streams are not affected when the observer dies, is stopped or hangs; the last steps of a killed
+engine are written to a file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The TensorRT-LLM engine dies in each phase of a real service: what clients receive, and recovery.
+"""The TensorRT-LLM engine dies in each phase of a real service. Clients get the documented error,
+and the service recovers.
 
 The stand-in starts another process, as MPI does; none of these may remain.
 """

@@ -41,8 +41,8 @@ class RootSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRequest:
-    """A kind of request of which a scenario must send at least `num`. None: any value.
-    `num_*_tokens` and `num_replays`: minimums.
+    """A kind of request of which a scenario must send at least `num`. Fields that are None match
+    any value; `num_tokens`, the other `num_*_tokens` and `num_replays` are minimums.
 
     `methods`: the request used one of these. `is_cut`: its call received fewer messages than half
     of the requested tokens.

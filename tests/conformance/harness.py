@@ -124,8 +124,8 @@ class Harness:
         return ""
 
     async def why_not_idle(self) -> str:
-        """Wait up to 60 s, after a scenario's end, until nothing runs; return "", or a description
-        of what is still running.
+        """Wait up to 60 s after a scenario's end until no request runs and the service serves a new
+        one; return "", or a description of what prevents that.
         """
         service = await self._running()
         why = "its counters did not come"
@@ -149,8 +149,9 @@ class Harness:
         return self._evidence.lacks(roots_of(spans))
 
     async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
-        """Return the number of tokens that the engine has generated, after `num_ticks` statistics
-        or once it is at least `enough`.
+        """Return the number of tokens that the engine has generated, as reported in the statistics:
+        in report number `num_ticks` or, if it comes earlier, the first report of at least `enough`
+        tokens.
         """
         service = await self._running()
         num_made = num_seen = 0
@@ -180,7 +181,7 @@ class Harness:
 
 
 async def _ticks(operations: OperationsClient) -> AsyncGenerator[ServerStats]:
-    """Yield statistics of the service until the time limit for becoming idle."""
+    """Yield the service's statistics at intervals, until the time limit for becoming idle."""
     stats = operations.watch_stats(interval_s=_TICK_S, deadline_s=IDLE_S)
     with contextlib.suppress(DeadlineExceeded):
         async with contextlib.aclosing(stats):

@@ -1,4 +1,4 @@
-"""The client languages, and how the conformance program of each is found and built.
+"""Lists the client languages, and finds and builds the conformance program of each.
 
 Defines which tools a language requires on the machine.
 """
@@ -24,7 +24,9 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 class NotBuilt(Exception):
-    """A program could not be built; the message contains the end of the build's output."""
+    """A program could not be built. The message has the end of the build's output or the exceeded
+    time limit.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,8 @@ class Language:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without the variables of make, whose warnings would be
-    mixed with the output.
+    """Return this process's environment for a build: without the variables of make, whose warnings
+    would be mixed with the output, and with this Python in PYTHON.
     """
     report = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**report, "PYTHON": sys.executable}

@@ -30,7 +30,9 @@ async def next_line() -> str:
 
 
 async def outcome(name: str, check: Check | None, address: str) -> dict[str, str]:
-    """Run one scenario; return its result line as a dictionary."""
+    """Run the scenario `name`; return its result line as a dictionary. `check`: None if the program
+    has no such scenario.
+    """
     from conformance.python_scenario import ExpectationFailed, ScenarioInput
     from penstock.client import PenstockError
 
@@ -61,7 +63,9 @@ async def outcome(name: str, check: Check | None, address: str) -> dict[str, str
 
 
 async def serve_stdin(address: str) -> None:
-    """Run a scenario for each line of stdin until it ends."""
+    """Run the scenario that each line of stdin names, until stdin ends; a line `address HOST:PORT`
+    changes the address of the service.
+    """
     from conformance import python_answers, python_rejections, python_request_ends
 
     checks: dict[str, Check] = {

@@ -1,7 +1,7 @@
-"""A run of a conformance program: its service, the lines it prints, and the results.
+"""Runs scenarios on a conformance program and a service, and returns their results.
 
-Contains the program's process and the line protocol, but nothing specific to a language. Every wait
-has a time limit.
+Contains the program's process and the line protocol between driver and program, but nothing
+specific to a language. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -210,8 +210,9 @@ class Run:
             await program.write_line("go")
 
     async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
-        """Return `result`, or a failed result if a passed scenario left no evidence at the service
-        or left requests running.
+        """Return `result`, or a failed result if the scenario left requests running, or passed
+        without leaving the expected evidence at the service. Stops the service after a drain or a
+        failure.
         """
         why = await self._harness.lacks() if result.outcome == "passed" else ""
         if scenario.act is DriverAction.DRAIN or why or result.outcome == "failed":

@@ -50,7 +50,7 @@ def as_data(report: LanguageReport) -> dict[str, Any]:
 
 
 def print_result(result: Result) -> None:
-    """Print each failure as it happens."""
+    """Print a result, unless the scenario passed."""
     if result.outcome != "passed":
         print(f"  {result.scenario}: {result.outcome}: {result.why}", flush=True)
 

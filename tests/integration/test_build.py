@@ -1,4 +1,4 @@
-"""`penstock build` as a process, with a scripted builder."""
+"""Runs `penstock build` as a process, with a scripted builder."""
 
 import asyncio
 import json

@@ -189,7 +189,9 @@ async def until_blocked(served: ServedFront) -> int:
 
 @pytest.mark.parametrize("how", ["cancel", "hang up"])
 async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str) -> None:
-    """The call is cancelled (CancelledError) or its connection is lost (ExecuteBatchError)."""
+    """The blocked write raises CancelledError after a cancel of the call, and ExecuteBatchError
+    after the loss of its connection.
+    """
     config = FrontConfig(max_backlog_tokens=50_000, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
         message = text_request()

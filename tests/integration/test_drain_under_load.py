@@ -19,7 +19,9 @@ POOL = PoolConfig(num_channels=2)
 
 
 class Load:
-    """Clients that send requests until stopped, and the ends of their requests."""
+    """Clients that send requests until stopped. `ends`: number of requests by how they ended, "ok"
+    or the error's text.
+    """
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()

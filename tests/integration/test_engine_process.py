@@ -1,4 +1,4 @@
-"""The engine process: a real child, whose supervisor and front are the test."""
+"""The engine process as a real child of the test, which acts as its supervisor and its front."""
 
 import asyncio
 import contextlib

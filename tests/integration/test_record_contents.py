@@ -1,4 +1,6 @@
-"""The content of a request record, except its end, and data that a record must not contain."""
+"""The trace context of a request record, and the content that a record has only if capture is
+enabled.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`penstock serve --record` over a socket: the recorded file, its replay and its use for
-calibration.
-"""
+"""`penstock serve --record` writes a file that can be replayed and used for calibration."""
 
 import asyncio
 import dataclasses

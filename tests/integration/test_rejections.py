@@ -1,4 +1,4 @@
-"""Rejections over the wire, and their statuses."""
+"""Requests that are rejected, and the statuses of the rejections, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of `penstock serve` for probes, a killed front and a clean stop."""
+"""What `penstock serve` logs for probes, for a killed front and for a clean stop."""
 
 from __future__ import annotations
 

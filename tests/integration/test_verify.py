@@ -1,4 +1,4 @@
-"""`penstock verify` with correct, faulty and missing services, and with `--serve`."""
+"""Runs `penstock verify` with correct, faulty and missing services, and with `--serve`."""
 
 import asyncio
 import functools

@@ -1,4 +1,6 @@
-"""`penstock verify` when engines die, and when the service that it started stops slowly."""
+"""Runs `penstock verify` while engines die, and with a service that it started and that stops
+slowly.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`penstock verify` with the TensorRT-LLM executor and the stand-in for the package."""
+"""Runs `penstock verify` with the TensorRT-LLM executor and the stand-in for TensorRT-LLM."""
 
 import asyncio
 import json

@@ -23,7 +23,7 @@ MAX_SEQ_LEN = 64
 
 
 class CheckedExecutor:
-    """An executor that forwards every call to another, and checks each result against its batch.
+    """Forwards every call to another executor, and checks each result against its batch.
     `max_rows`: the largest number of rows of a batch so far.
     """
 

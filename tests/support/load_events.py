@@ -1,4 +1,4 @@
-"""Plans of a load generator, and the events that it receives."""
+"""Builders of a load generator's plans and of the events that it receives."""
 
 from typing import Any
 

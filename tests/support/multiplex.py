@@ -120,8 +120,8 @@ class MultiplexHarness:
     task: asyncio.Task[None]
 
     async def settle(self) -> None:
-        """Run 20 iterations of the event loop. After them no task can progress, because none waits
-        for a clock or a socket.
+        """Run 20 iterations of the event loop. Then every task has finished or is blocked, because
+        none waits for a clock or a socket.
         """
         for _ in range(20):
             await asyncio.sleep(0)

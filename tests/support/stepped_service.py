@@ -132,8 +132,8 @@ class SteppedService:
         self.read_commands()
 
     async def connect(self) -> None:
-        """Wait until the front has detected the loss of its engine, and connect it to the one of
-        `link`.
+        """Wait until the front has detected the loss of its engine, and connect the front to the
+        engine of `link`.
         """
         await self.until(lambda: not self.port.is_up)
         await self.port.close()

@@ -59,7 +59,7 @@ class TorchFaultInjector:
 
 
 def _hook_last_layer(forward: CpuFusedForward, hook: Callable[[], None]) -> None:
-    """Call `hook` before the fused step's last layer."""
+    """Make the fused step of `forward` call `hook` before its last layer."""
     last = forward._layers[-1]
     project = last.weights.qkv
 

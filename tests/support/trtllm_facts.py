@@ -43,7 +43,9 @@ def members_of(path: str) -> set[str]:
 
 
 def all_names() -> set[str]:
-    """Return every name of the table: fields, parameters, classes, statistics."""
+    """Return every name in the table: those of classes, members, parameters, modules and
+    statistics.
+    """
     table = facts()
     names = {name for module in table["modules"].values() for name in module["names"]}
     for path, found in table["classes"].items():

@@ -1,6 +1,5 @@
-"""Model folders of every kind that the TensorRT-LLM executor distinguishes, without weights.
-
-They have the small files that the vendor's tools write.
+"""Writes model folders of every kind that the TensorRT-LLM executor distinguishes, with the small
+files that the vendor's tools write and without weights.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Functions with which tests control the stand-in. The real package has no such module.
 
 `configure` sets the settings of future engines in this process; the environment variable
-TLLM_FAKE_CONTROL, a JSON object of the same names, sets them in other processes. `engine` returns
+TLLM_FAKE_CONTROL, a JSON object with the same names, sets them in child processes. `engine` returns
 the control of the engine that was built last.
 """
 
@@ -27,14 +27,15 @@ class Settings:
     """The settings of one engine. Tests may change them while it runs, except those that are read
     only when it is built.
 
-    Times are in seconds, and iterations are counted from 1. A fault by iteration occurs when a
-    request arrives in that iteration; a fault by token occurs each time a prompt contains the
-    token. `num_blocks`: the simulated GPU's capacity; `free_blocks_drift` is added to the free
-    blocks in the statistics.
-    `stats`: "push" as before NVIDIA PR #9980; "rpc" as after it, where the caller fetches
-    statistics and is blocked. `slip_token`: reading the result of a prompt that contains it raises
-    an AssertionError. `guided_error`: the grammar compiler's message for a guide that it rejects,
-    instead of the stand-in's own. `shutdown_s`: how long `shutdown` blocks unless released before.
+    Times are in seconds, and iterations are counted from 1. A fault with an iteration
+    (`kill_loop_at`, `fatal_at`) occurs when a request arrives in that iteration; a fault with a
+    token (`kill_loop_token`, `fatal_token`, `hang_token`) occurs each time a request arrives whose
+    prompt contains the token. `num_blocks`: the simulated GPU's capacity; `free_blocks_drift` is
+    added to the free blocks in the statistics. `stats`: "push" if the engine sends statistics, as
+    before NVIDIA PR #9980; "rpc" if the caller fetches them and is blocked meanwhile, as after it.
+    `slip_token`: reading the result of a prompt that contains it raises an AssertionError.
+    `guided_error`: the grammar compiler's message for a guide that it rejects, instead of the
+    stand-in's own. `shutdown_s`: how long `shutdown` blocks unless released before.
     `worker_lifetime_s`: the `worker_process` ends after it if nothing ends it before.
     """
 
@@ -90,7 +91,7 @@ class EngineControl:
 
     @property
     def submitted(self) -> Sequence[GenerationRequest]:
-        """The last requests, in the order of submission."""
+        """The last MAX_REMEMBERED submitted requests, in the order of submission."""
         return tuple(self._proxy.submitted)
 
     @property

@@ -1,5 +1,5 @@
-"""Classes generated from the recorded facts: their fields are keyword arguments with the recorded
-defaults; no others exist.
+"""Generates classes from the recorded facts. Exactly the recorded fields are keyword arguments,
+with the recorded defaults.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The command line: `penstock <command>`.
+"""Parses the command line `penstock <command>`, and runs the command.
 
 Contains the top-level parser. Commands import large packages only when they run, so that `penstock
 --help` is fast. The common exit codes are in `penstock.server.cli.command`; `serve`, `build`,

@@ -5,6 +5,6 @@ from tensorrt_llm.llmapi.llm_configs import TrtLlmArgs
 
 
 class LLM(llm.LLM):
-    """The same engine, over a folder with the config of a prebuilt engine."""
+    """The engine of the PyTorch backend, over a folder with the config of a prebuilt engine."""
 
     _args_class = TrtLlmArgs

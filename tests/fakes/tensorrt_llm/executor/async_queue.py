@@ -1,7 +1,7 @@
 """The queue between the engine and one consumer.
 
-A hazard of the real one: a caller that fills many queues wakes one event loop, and sets every
-queue's event there.
+It has a hazard of the real queue: a caller that fills many queues wakes only one event loop, and
+sets the events of all queues there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class AsyncQueue(Generic[ItemT]):
 
     @staticmethod
     def notify_many(loop: asyncio.AbstractEventLoop, queues: Sequence[AsyncQueue[ItemT]]) -> None:
-        """Set the events of all non-empty `queues` from `loop`, whichever loop they belong to; do
-        nothing if it is closed.
+        """Set the events of all non-empty `queues` from `loop`, whichever loops the queues belong
+        to; do nothing if `loop` is closed.
         """
 
         def notify() -> None:

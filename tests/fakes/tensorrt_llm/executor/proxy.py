@@ -1,4 +1,4 @@
-"""The caller's side of the engine: ids, results, statistics, background errors, shutdown."""
+"""The caller's side of the engine, which passes results, statistics and errors to the caller."""
 
 from __future__ import annotations
 
@@ -82,13 +82,16 @@ class GenerationExecutorProxy:
         self.engine.put(request_id)
 
     def is_shutdown(self) -> bool:
-        """Return whether it was shut down or, if `is_death_seen_by_health`, its loop died."""
+        """Return whether the engine was shut down or, if `is_death_seen_by_health` is set, its loop
+        has ended.
+        """
         if self._is_shut_down:
             return True
         return self.settings.is_death_seen_by_health and not self.engine.is_alive
 
     def shutdown(self) -> None:
-        """Stop everything; blocks, and does nothing the second time.
+        """Stop the engine and its worker process. Blocks for up to `shutdown_s`, and then until
+        both have ended, at most 10 s for each; a second call does nothing.
 
         Raises at the end a previous error that was not yet raised.
         """

@@ -30,7 +30,9 @@ CompletionOutput = recorded("tensorrt_llm.llmapi.CompletionOutput")
 
 
 class RequestOutput:
-    """A submitted request: iteration yields this object each time."""
+    """The result of a submitted request. Asynchronous iteration yields this same object after each
+    response.
+    """
 
     def __init__(self, request: GenerationRequest, executor: GenerationExecutorProxy) -> None:
         self.request_id = request.id
@@ -99,7 +101,7 @@ class RequestOutput:
 
 
 class IterationResult:
-    """Statistics as they arrive: one object for all readers.
+    """Iterates over statistics as they arrive. All readers share one object.
 
     The iteration ends after a timeout without an item, and stays ended until `mark_undone`.
     """

@@ -1,4 +1,4 @@
-"""`LLM`: the entry point of the package."""
+"""`LLM`, the class with which callers build an engine and submit requests."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class MpiSession:
 
 
 class LLM:
-    """An engine over a model's folder. Building it takes long; all other calls are made on one
-    event loop.
+    """An engine over a model's folder. Building it, `get_stats` and `shutdown` block the calling
+    thread; the other calls are made on one event loop.
     """
 
     _args_class: ClassVar[Any] = TorchLlmArgs
@@ -192,7 +192,7 @@ class LLM:
         return self._executor.stats
 
     def shutdown(self) -> None:
-        """Shut down. Blocks; the second call does nothing."""
+        """Stop the engine; blocks meanwhile. A second call does nothing."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None

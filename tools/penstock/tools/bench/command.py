@@ -214,8 +214,8 @@ def _report(
 
 
 def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
-    """Return the trace's file name, without its folder, and `TRACE_CHANGES`, for the report; None
-    if no trace is used.
+    """Return the settings of the trace for the report: its file name without the folder, and the
+    values of the fields named in `TRACE_CHANGES`. None if no trace is used.
     """
     if args.trace is None:
         return None

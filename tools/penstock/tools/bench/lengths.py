@@ -1,4 +1,4 @@
-"""Length distributions of prompts and outputs: fixed, uniform or lognormal, in tokens.
+"""Defines length distributions of prompts and outputs, in tokens: fixed, uniform or lognormal.
 
 The module `options` checks the lengths against the model's limits.
 """

@@ -48,8 +48,8 @@ class WorkerReady(TaggedFrame, frozen=True):
 
 
 class Unreachable(TaggedFrame, frozen=True, kw_only=True):
-    """Reports that the process could not connect to the service, and exits. `code`: the name of the
-    gRPC status; the other fields are those of `Failure`.
+    """Reports that the process could not connect to the service; the process then exits. `code`:
+    the name of the gRPC status; the other fields are those of `Failure`.
     """
 
     code: str

@@ -89,8 +89,8 @@ async def _next_to_a_flood(service: OwnService) -> _Waits:
 
 
 async def _quiet(client: Client) -> _Waits:
-    """Send short requests one after another for `_WATCHED_S`; return their times to the first
-    token.
+    """Send short requests one after another for `_WATCHED_S`; return how long each waited for its
+    first token.
     """
     waits = _Waits(started_answers_s=[])
     now = asyncio.get_running_loop().time

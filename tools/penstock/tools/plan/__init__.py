@@ -1,1 +1,1 @@
-"""`penstock plan`: capacity planning by simulation of candidate configurations."""
+"""`penstock plan`: plans capacity by simulating candidate configurations."""

@@ -31,7 +31,9 @@ plan.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
-    """The settings of the search. Raises SettingError naming the field."""
+    """The window to plan for, the maximum number of replicas, and the requests per point of the
+    load curve. Raises SettingError naming the field.
+    """
 
     window_s: float = setting(
         600.0,

@@ -1,4 +1,4 @@
-"""The flags for traces and simulated servers, shared by the commands that simulate.
+"""Adds and reads the flags for traces and simulated servers of the commands that simulate.
 
 Most flags are generated from the settings of the simulation. The simulation package is imported
 only when a command runs.

@@ -83,7 +83,9 @@ def _texts_of_grammar(grammar: str) -> list[str]:
 
 
 def _expand(nodes: Any) -> list[str]:
-    """Return texts that match a parsed regex: all alternatives, repeats as short as possible."""
+    """Return texts that match a parsed regex: one for each alternative, at most MAX_TEXTS, with
+    repeats as short as possible.
+    """
     texts = [""]
     for op, value in nodes:
         parts = _expand_node(op, value)

@@ -1,4 +1,5 @@
-"""The page pool: pages in use, released pages that are kept for reuse, and eviction.
+"""The page pool, which keeps the content of released pages for reuse and evicts it when free pages
+are needed.
 
 Only whole pages are reused; the real pool can also copy parts. A page that no request holds is free
 although its content may still be found. Free pages without content are taken first, then those
@@ -72,7 +73,9 @@ class KvCacheManager:
         return taken
 
     def store(self, block: int, key: int) -> None:
-        """Add a held page to the reuse index; a page that already has the key remains in it."""
+        """Add a held page to the reuse index under `key`, unless the page is in it or another page
+        has the key.
+        """
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key

@@ -1,4 +1,6 @@
-"""A request inside the engine: a copy of its parameters, its tokens, its pages, its end."""
+"""A request inside the engine, with a copy of its parameters, its tokens, its pages and its finish
+reason.
+"""
 
 import copy
 import enum
@@ -39,8 +41,8 @@ class Response:
 
 
 class LlmRequest:
-    """A request in the worker. It copies the parameters, so later changes to the submitted request
-    have no effect.
+    """A request in the worker. It copies the parameters, so that later changes to the submitted
+    ones have no effect.
     """
 
     def __init__(self, request: GenerationRequest, max_seq_len: int) -> None:

@@ -1,4 +1,4 @@
-"""The engine loop: accepts requests, runs iterations, sends results.
+"""The engine loop, which accepts requests, runs iterations and sends results.
 
 It runs in one thread, and passes its results to `respond` and its statistics to `report` after each
 iteration.
@@ -86,7 +86,9 @@ class PyExecutor:
             self._changed.notify_all()
 
     def pause(self, is_paused: bool = True) -> None:
-        """Pause the loop: only `step` runs iterations. `is_paused` False: end the pause."""
+        """Pause the loop, so that only `step` and `inject` cause iterations. `is_paused` False: end
+        the pause.
+        """
         with self._changed:
             self.settings.is_paused = is_paused
             self._changed.notify_all()
@@ -188,8 +190,8 @@ class PyExecutor:
         return True
 
     def _take_time(self) -> None:
-        """Wait until `step_s` after the end of the previous wait; if that time has passed, for
-        `step_s`.
+        """Wait until `step_s` after the end of the previous wait. If that time has already passed,
+        wait for `step_s`.
         """
         step_s = self.settings.step_s
         if step_s <= 0.0:

@@ -118,7 +118,7 @@ class StepScheduler:
 
     def _chunk(self, request: LlmRequest, budget: int) -> int:
         """Return how many tokens to compute now: all that are left if they fit into `budget`,
-        otherwise whole pages.
+        otherwise the largest number of whole pages that fits.
         """
         left = request.num_tokens_to_compute
         if not request.blocks:
