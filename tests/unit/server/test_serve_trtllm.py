@@ -1,4 +1,4 @@
-"""Where the settings of `penstock serve --executor trtllm` come from, and which values are derived.
+"""Where `penstock serve --executor trtllm` takes its settings from, and which values are derived.
 """
 
 from __future__ import annotations
