@@ -144,8 +144,8 @@ class AttentionBench:
         return self.random(num_tokens, width)
 
     def expected(self, slot: int, qkv: Tensor, start: int) -> Tensor:
-        """Return the attention output [n, Hq * D] of tokens `qkv` [n, (Hq + 2 * Hkv) * D] of one
-        request, the first of which is at position `start`.
+        """Return the attention output [n, Hq * D] of consecutive tokens of one request, whose `qkv`
+        is [n, (Hq + 2 * Hkv) * D]; the first token is at position `start`.
         """
         case = self.case
         num_tokens = len(qkv)

@@ -1,4 +1,4 @@
-"""Where `penstock serve --executor trtllm` takes its settings from, and which values are derived.
+"""Where `penstock serve --executor trtllm` takes its settings from, and which of them are derived.
 """
 
 from __future__ import annotations
