@@ -179,9 +179,9 @@ def test_case_39_any_request_is_served_or_rejected(text: ModelText) -> None:
                 message.token_prompt.ids.extend([5, 6, 7])
             if not 0 < message.stopping.max_tokens <= 50:
                 message.stopping.max_tokens = 3
-            runner.run(judge(message.SerializeToString()))
+            runner.run(check_served_or_rejected(message.SerializeToString()))
 
-        async def judge(data: bytes) -> None:
+        async def check_served_or_rejected(data: bytes) -> None:
             error = await ended(served.channel, data)
             assert error is None or error.code() in EXPECTED, error
             assert error is None or error.code() is not C.UNKNOWN

@@ -185,7 +185,7 @@ async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("args", [("generate", "Hi"), ("health",), ("chat",)])
-async def test_no_service_has_its_own_exit_code(
+async def test_an_unreachable_service_has_its_own_exit_code(
     server: ScriptedServer, args: tuple[str, ...]
 ) -> None:
     with socket.socket() as reserved:

@@ -24,7 +24,7 @@ TEXT = (REPOSITORY / "docs" / "stock-tools.md").read_text(encoding="utf-8")
 PAIRS = re.findall(r"^```sh test\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", TEXT, re.M | re.S)
 
 
-def with_programs() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Return this process's environment without `PENSTOCK_*` variables, with the folder of this
     Python's programs first on PATH.
     """
@@ -38,15 +38,15 @@ async def environment() -> AsyncIterator[dict[str, str]]:
     """Provide the environment of the page's commands: the variables of its first block, set for a
     running server with all ports, and a PATH with the programs of this Python.
     """
-    doors = ("--operations-port", "0", "--metrics-port", "0")
-    async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *doors) as service:
+    ports = ("--operations-port", "0", "--metrics-port", "0")
+    async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *ports) as service:
         metrics = (
             (await service.printed_address("metrics"))
             .removeprefix("http://")
             .removesuffix("/metrics")
         )
         yield {
-            **with_programs(),
+            **clean_environment(),
             "ADDRESS": service.address,
             "OPERATIONS": await service.printed_address("operations"),
             "METRICS": metrics,
@@ -108,7 +108,7 @@ def test_every_block_is_run_or_states_that_it_is_not() -> None:
 )
 async def test_invalid_arguments_are_reported(words: str, reported: str) -> None:
     command = f"python clients/examples/reflect.py 127.0.0.1:1 {words}"
-    code, output, errors = await run(command, with_programs())
+    code, output, errors = await run(command, clean_environment())
     assert (code, output) == (2, "")
     assert "Traceback" not in errors
     assert f"reflect.py: error: {'argument ' if reported[0] == '-' else ''}{reported}" in errors
@@ -148,7 +148,7 @@ async def _metadata_of(words: str) -> list[tuple[str, str | bytes]]:
     await server.start()
     try:
         await run(
-            f"python clients/examples/reflect.py 127.0.0.1:{port} list {words}", with_programs()
+            f"python clients/examples/reflect.py 127.0.0.1:{port} list {words}", clean_environment()
         )
     finally:
         await server.stop(None)
@@ -188,7 +188,7 @@ async def test_tools_with_tls_and_a_token(tmp_path: Path) -> None:
         method = "penstock.v1.GenerationService/GenerateOnce"
         data = '{"generation": {"text_prompt": {"text": "To be"}, "stopping": {"max_tokens": 3}}}'
         outcomes = [
-            await run(command, {**with_programs(), **known})
+            await run(command, {**clean_environment(), **known})
             for command in (
                 reflect,
                 f"{reflect} --header {header}",

@@ -28,7 +28,7 @@ from penstock.scheduler.forecast import (
     prefill_alone_s,
 )
 from penstock.scheduler.request import RequestSpec
-from support.core import simulated_device
+from support.core import simulated_executor
 
 COST = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=2e-4, context_token_s=1e-7)
 BLOCK_SIZE = 16
@@ -52,7 +52,7 @@ class Harness:
     queue_s: dict[int, float] = field(default_factory=dict)
 
     def engine(self) -> Engine:
-        executor = simulated_device(
+        executor = simulated_executor(
             self.clock,
             COST,
             block_size=BLOCK_SIZE,

@@ -144,7 +144,7 @@ def make_engine(
     return Engine(executor, config, clock or FakeClock(), listener), executor
 
 
-def simulated_device(clock: VirtualClock, cost: CostModel, **limits: Any) -> SimulatedExecutor:
+def simulated_executor(clock: VirtualClock, cost: CostModel, **limits: Any) -> SimulatedExecutor:
     """Return a simulated executor in virtual time. `limits`: other fields of ExecutorConfig."""
     settings: dict[str, Any] = {
         "block_size": BLOCK_SIZE,

@@ -23,7 +23,7 @@ from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.listeners import EngineListeners
-from support.core import simulated_device
+from support.core import simulated_executor
 
 COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
 BEGIN_S = 1000.0
@@ -33,7 +33,7 @@ def make_executor(clock: VirtualClock, *, depth: int = 1, **limits: int) -> Simu
     """Return a simulated executor, by default with 60 blocks of 16 tokens and 8 slots."""
     sizes: dict[str, Any] = {"block_size": 16, "num_blocks": 60, "max_num_seqs": 8} | limits
     simulated = SimulatedConfig(cost=COST)
-    return simulated_device(
+    return simulated_executor(
         clock, COST, max_seq_len=2048, pipeline_depth=depth, simulated=simulated, **sizes
     )
 

@@ -61,7 +61,9 @@ class AdmissionControl:
         if reason is not None:
             return QueueEstimate(num_ahead=0, rejection=Rejection(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
-            return QueueEstimate(num_ahead=0, rejection=self._predictor.drop_rejection(leader, now))
+            return QueueEstimate(
+                num_ahead=0, rejection=self._predictor.expired_rejection(leader, now)
+            )
         # A replayed request was admitted before: it is not rejected when many requests are replayed
         # at once.
         if leader.spec.num_replays:

@@ -199,7 +199,7 @@ class DeadlinePredictor:
             return deadlines_of(request).earliest_s
         return self._latest_admission_s(request, matched)
 
-    def drop_rejection(self, request: Request, now: float) -> Rejection:
+    def expired_rejection(self, request: Request, now: float) -> Rejection:
         """Return the rejection of a request whose deadline or `latest_admission_s` has passed."""
         deadlines = deadlines_of(request)
         if not self._sizing.has_cost:

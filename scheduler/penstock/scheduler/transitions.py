@@ -303,7 +303,7 @@ class Transitions:
             return
         latest_s = self._predictor.latest_admission_s(request)
         if latest_s <= now:
-            self.fail(request, self._predictor.drop_rejection(request, now), now)
+            self.fail(request, self._predictor.expired_rejection(request, now), now)
         else:
             self._queue.recheck(request, min(latest_s, limit_s))
 

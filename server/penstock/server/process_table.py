@@ -72,7 +72,8 @@ def entry_of(pid: int) -> ProcessEntry | None:
 
 
 def usage_of(pid: int) -> UsageSample | None:
-    """Return the usage of the process with this id; None as in `entry_of`."""
+    """Return the CPU time and the memory of the process with this id; None if there is none or if
+    it may not be inspected."""
     if (stat := _stat_of(pid)) is None:
         return None
     _, fields = stat

@@ -104,7 +104,7 @@ def test_when_all_fail_calls_are_spread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "request_id", "is_silent"),
+    ("error", "request_id", "expected"),
     [
         (deadline_passed(), "", True),
         (deadline_passed("r-1"), "r-1", False),
@@ -112,10 +112,10 @@ def test_when_all_fail_calls_are_spread() -> None:
         (client_closed(), "", False),
     ],
 )
-def test_only_a_deadline_without_a_final_message_counts_as_unanswered(
-    error: PenstockError, request_id: str, is_silent: bool
+def test_only_a_deadline_without_any_response_counts_as_unanswered(
+    error: PenstockError, request_id: str, expected: bool
 ) -> None:
-    assert is_unanswered(error, request_id) is is_silent
+    assert is_unanswered(error, request_id) is expected
 
 
 def test_when_all_fail_the_one_that_is_due_first_is_tried() -> None:

@@ -36,24 +36,24 @@ Folder = Callable[[str], Path]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     saved: dict[str, Path] = {}
 
-    def of(name: str) -> Path:
+    def saved_folder(name: str) -> Path:
         if name not in saved:
             saved[name] = save_tiny_model(name, tmp_path_factory.mktemp(name))
         return saved[name]
 
-    return of
+    return saved_folder
 
 
 @pytest.fixture(scope="module")
 def naive(folder: Folder) -> Callable[[str], NaiveModel]:
     loaded: dict[str, NaiveModel] = {}
 
-    def of(name: str) -> NaiveModel:
+    def loaded_model(name: str) -> NaiveModel:
         if name not in loaded:
             loaded[name] = NaiveModel(folder(name))
         return loaded[name]
 
-    return of
+    return loaded_model
 
 
 def make_executor(

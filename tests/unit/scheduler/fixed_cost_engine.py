@@ -13,7 +13,7 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Completed, Failed, Queued, StepEvents
 from penstock.scheduler.request import Request, RequestSpec
-from support.core import make_spec, simulated_device
+from support.core import make_spec, simulated_executor
 
 # A step takes 10 ms and 1 ms for each token of prefill: a prompt of 100 alone takes 110 ms.
 COST = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.0, context_token_s=0.0)
@@ -34,7 +34,7 @@ class FixedCostEngine:
 
     def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
         self.clock = VirtualClock(0.0)
-        executor = simulated_device(
+        executor = simulated_executor(
             self.clock, COST, max_num_seqs=num_seqs, block_size=BLOCK_SIZE, num_blocks=200
         )
         settings: dict[str, Any] = {

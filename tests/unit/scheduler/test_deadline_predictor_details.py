@@ -19,8 +19,7 @@ ALONE_S = 0.11
 
 
 def set_bias(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """Set the measured bias of predictions to -`error`: predicted times are too long by this share.
-    """
+    """Set the measured bias of predictions to -`error`: predicted times are too long by this share."""
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
@@ -161,7 +160,7 @@ def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
     if what == "limit_rejection":
         rejection = site.engine.predictor.limit_rejection(request, FailureReason.QUEUE_FULL, now)
     else:
-        rejection = site.engine.predictor.drop_rejection(request, now)
+        rejection = site.engine.predictor.expired_rejection(request, now)
     assert rejection.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
 
 

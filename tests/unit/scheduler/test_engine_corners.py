@@ -15,7 +15,7 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FinishReason, RequestSpec
-from support.core import simulated_device
+from support.core import simulated_executor
 
 BLOCK_SIZE = 2
 
@@ -25,7 +25,7 @@ def engine_of(*faults: Fault) -> Engine:
     clock = VirtualClock(1.0)
     cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
     simulated = SimulatedConfig(vocab_size=50, is_strict=True, cost=cost, faults=faults)
-    device = simulated_device(
+    device = simulated_executor(
         clock, cost, block_size=BLOCK_SIZE, num_blocks=16, max_seq_len=32, simulated=simulated
     )
     return Engine(device, SchedulerConfig(), clock)

@@ -21,9 +21,9 @@ from support.core import (
 )
 
 
-def work(batch: Batch) -> dict[int, tuple[int, int]]:
-    """Return, by slot, (position of the first token, number of tokens) of the slot's row in the
-    batch.
+def scheduled_tokens(batch: Batch) -> dict[int, tuple[int, int]]:
+    """Return for each slot of the batch the position of its first token in this step, and the
+    number of its tokens.
     """
     rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True)
     return {slot: (start, count) for slot, start, count in rows}
@@ -33,7 +33,11 @@ def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     engine, executor = make_engine()
     engine.submit((make_spec(1, 5, max_tokens=3),))
     reported = run_until_idle(engine)
-    assert [work(batch) for batch in executor.batches] == [{0: (0, 5)}, {0: (5, 1)}, {0: (6, 1)}]
+    assert [scheduled_tokens(batch) for batch in executor.batches] == [
+        {0: (0, 5)},
+        {0: (5, 1)},
+        {0: (6, 1)},
+    ]
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 1]
     assert outputs(reported) == {1: [7, 7, 7]}
     residency = Residency(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
@@ -48,7 +52,7 @@ def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:
     engine.step()
     engine.submit((make_spec(2, 20, max_tokens=1),))
     reported = run_until_idle(engine)
-    assert [work(batch) for batch in executor.batches[1:4]] == [
+    assert [scheduled_tokens(batch) for batch in executor.batches[1:4]] == [
         {0: (2, 1), 1: (0, 7)},
         {0: (3, 1), 1: (7, 7)},
         {0: (4, 1), 1: (14, 6)},
@@ -65,7 +69,7 @@ def test_requests_join_and_leave_between_steps() -> None:
     engine.step()
     engine.submit((make_spec(2, 3, max_tokens=2),))
     run_until_idle(engine)
-    assert [sorted(work(batch)) for batch in executor.batches] == [
+    assert [sorted(scheduled_tokens(batch)) for batch in executor.batches] == [
         [0],
         [0, 1],
         [0, 1],
@@ -113,7 +117,7 @@ def test_a_known_prefix_is_not_computed_again() -> None:
         c.key: c.num_cached_tokens for e in reported for c in e.changes if isinstance(c, Admitted)
     }
     assert cached == {2: 8, 3: 0}
-    assert work(executor.batches[0]) == {0: (8, 3), 1: (0, 11)}
+    assert scheduled_tokens(executor.batches[0]) == {0: (8, 3), 1: (0, 11)}
 
 
 def test_the_last_token_of_a_fully_known_prompt_is_computed_all_the_same() -> None:
@@ -122,7 +126,7 @@ def test_the_last_token_of_a_fully_known_prompt_is_computed_all_the_same() -> No
     for key in (1, 2):
         engine.submit((make_spec(key, prompt, max_tokens=1),))
         run_until_idle(engine)
-    assert work(executor.batches[1]) == {0: (4, 4)}
+    assert scheduled_tokens(executor.batches[1]) == {0: (4, 4)}
 
 
 def test_output_is_reused_by_the_next_turn() -> None:
@@ -132,7 +136,7 @@ def test_output_is_reused_by_the_next_turn() -> None:
     executor.batches.clear()
     engine.submit((make_spec(2, [50, 51, 52, 3, 4, 5, 6, 7, 8, 99], max_tokens=1),))
     run_until_idle(engine)
-    assert work(executor.batches[0]) == {0: (8, 2)}
+    assert scheduled_tokens(executor.batches[0]) == {0: (8, 2)}
 
 
 def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
@@ -143,7 +147,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
     asks = SamplingParams(num_prompt_logprobs=0)
     engine.submit((make_spec(2, prompt, max_tokens=1, sampling=asks),))
     run_until_idle(engine)
-    assert work(executor.batches[1]) == {0: (0, 9)}
+    assert scheduled_tokens(executor.batches[1]) == {0: (0, 9)}
 
 
 def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
@@ -154,14 +158,16 @@ def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
     engine.submit((leader, *followers))
     engine.submit((make_spec(4, 2, max_tokens=9),))
     engine.step()
-    assert work(executor.batches[0]) == {0: (0, 6), 1: (0, 2)}, "nobody waits behind a sibling"
+    assert scheduled_tokens(executor.batches[0]) == {0: (0, 6), 1: (0, 2)}, (
+        "nobody waits behind a sibling"
+    )
     engine.step()
-    assert work(executor.batches[1]) == {0: (6, 7), 1: (2, 1)}
+    assert scheduled_tokens(executor.batches[1]) == {0: (6, 7), 1: (2, 1)}
     engine.step()
-    assert work(executor.batches[2]) == {0: (13, 1), 1: (3, 1)}
+    assert scheduled_tokens(executor.batches[2]) == {0: (13, 1), 1: (3, 1)}
     engine.step()
     table = executor.batches[3].arrays.block_table
-    rows = work(executor.batches[3])
+    rows = scheduled_tokens(executor.batches[3])
     siblings = [slot for slot in rows if slot > 1]
     assert [rows[slot] for slot in siblings] == [(12, 2), (12, 2)]
     for slot in siblings:
@@ -274,7 +280,9 @@ def test_admission_leaves_a_watermark_unless_the_engine_is_idle() -> None:
     engine.submit((make_spec(1, 44, max_tokens=1),))
     engine.submit((make_spec(2, 8, max_tokens=1),))
     engine.step()
-    assert sorted(work(executor.batches[0])) == [0], "11 + 2 blocks of 16 leave less than 4"
+    assert sorted(scheduled_tokens(executor.batches[0])) == [0], (
+        "11 + 2 blocks of 16 leave less than 4"
+    )
     engine.submit((make_spec(3, 60, max_tokens=1),))
     reported = run_until_idle(engine)
     assert set(ends(reported)) == {2, 3}, "alone, a request may take all"

@@ -16,7 +16,7 @@ from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_sizing import StepSizing
-from support.core import make_info, make_spec, simulated_device
+from support.core import make_info, make_spec, simulated_executor
 
 COST = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, context_token_s=1e-5)
 
@@ -53,7 +53,7 @@ def make_engine(
     steps: Steps, *, depth: int = 1, num_seqs: int = 32, **config: Any
 ) -> tuple[Engine, VirtualClock]:
     clock = VirtualClock(5.0)
-    executor = simulated_device(
+    executor = simulated_executor(
         clock, COST, num_blocks=4000, max_num_seqs=num_seqs, pipeline_depth=depth
     )
     settings = SchedulerConfig(max_num_batched_tokens=200, known_cost=COST)

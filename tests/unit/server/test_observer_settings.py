@@ -148,7 +148,7 @@ def test_a_switch_for_all_of_opentelemetry_leaves_other_settings_alone() -> None
     assert config.tracing == TracingConfig(is_on=False, slow_s=1.0)
 
 
-def test_the_flight_recorder_s_settings_and_its_folder_for_its_owner_alone(tmp_path: Path) -> None:
+def test_flight_settings_are_applied_and_the_folder_is_private_to_its_owner(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     config = observer_of("--flight-steps", "128", "--flight-folder", str(folder))
     assert config.flight == FlightConfig(num_steps=128, folder=folder.resolve())

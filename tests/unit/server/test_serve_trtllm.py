@@ -1,5 +1,4 @@
-"""Where `penstock serve --executor trtllm` takes its settings from, and which of them are derived.
-"""
+"""Where `penstock serve --executor trtllm` takes its settings from, and which of them are derived."""
 
 from __future__ import annotations
 
@@ -281,7 +280,7 @@ def test_every_setting_of_executors_is_rejected_or_has_a_meaning(model: Path) ->
         configured(model, "--simulated-config", "{}")
 
 
-def test_the_section_has_no_effect_with_other_executors() -> None:
+def test_trtllm_config_is_rejected_with_other_executors() -> None:
     with pytest.raises(BadSetting, match="trtllm-config has no effect with the simulated executor"):
         serve_config("--executor", "simulated", "--trtllm-config", "{}")
 

@@ -33,7 +33,7 @@ class LogitEdits:
 
     def needed(self, slots: Ints) -> NDArray[np.bool_]:
         """Return which of `slots` [m] need an edit, bool [m]."""
-        needed = self._is_penalised(slots) | self._is_banned(slots)
+        needed = self._is_penalised(slots) | self._is_below_min_tokens(slots)
         if self.rules.bias:
             needed |= np.isin(slots, list(self.rules.bias))
         return needed
@@ -45,7 +45,7 @@ class LogitEdits:
             self._penalise(logits, slots, penalised)
         if self.rules.bias:
             self._add_bias(logits, slots)
-        banned = np.flatnonzero(self._is_banned(slots))
+        banned = np.flatnonzero(self._is_below_min_tokens(slots))
         if len(banned):
             self._ban_stops(logits, slots, banned)
 
@@ -58,7 +58,7 @@ class LogitEdits:
         )
         return is_penalised
 
-    def _is_banned(self, slots: Ints) -> NDArray[np.bool_]:
+    def _is_below_min_tokens(self, slots: Ints) -> NDArray[np.bool_]:
         is_banned: NDArray[np.bool_] = self.lengths[slots] < self.arrays.min_total[slots]
         return is_banned
 

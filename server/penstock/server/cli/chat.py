@@ -1,4 +1,4 @@
-"""`penstock chat`: a conversation that reads one line of stdin per user message.
+"""`penstock chat`: holds a conversation with a model, and reads one line of stdin per user message.
 
 Keeps the history of the conversation. Works on a terminal and in a pipe; in a pipe it prints no
 prompt, and ends at the first failure.

@@ -47,8 +47,8 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
-    """Return PENSTOCK_OPERATIONS; if unset, this host at PENSTOCK_OPERATIONS_PORT or one port above
-    that of the service."""
+    """Return PENSTOCK_OPERATIONS; if unset, this host with the port in PENSTOCK_OPERATIONS_PORT; if
+    that is not a number, this host with the port that follows the port of the service."""
     port = environment.get(_OPERATIONS_PORT_VARIABLE, "")
     if not _is_number(port):
         # The variable may be unset, "off", or a URL from Kubernetes: tcp://...
@@ -143,15 +143,15 @@ def _report(command: str, error: BaseException) -> int:
             _discard_output()
             line, code = f"input or output failed: {error}", ExitCode.INPUT_OUTPUT
         case MemoryError() | OverflowError() | RecursionError():
-            line = f"the request exceeds this machine's limits: {_type_and_location(error)}"
+            line = f"the request exceeds this machine's limits: {_error_with_location(error)}"
             code = ExitCode.USAGE
         case _:
-            line = f"internal error, please report it: {_type_and_location(error)}"
+            line = f"internal error, please report it: {_error_with_location(error)}"
             code = ExitCode.BUG
     return _fail(command, line, code)
 
 
-def _type_and_location(error: BaseException) -> str:
+def _error_with_location(error: BaseException) -> str:
     """Return the type, message and source location of an exception in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

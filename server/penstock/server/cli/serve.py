@@ -166,8 +166,8 @@ def build_config(sources: "Sources") -> "ServerConfig":
 
 
 def _derived(sources: "Sources") -> dict[str, Any]:
-    """Return the configuration fields that are derived from other settings, by field path. Raises
-    ModelNotFound or ValueError."""
+    """Return the values of configuration fields that are derived from other settings, keyed by the
+    path of the field, such as `executor.model_path`. Raises ModelNotFound or ValueError."""
     from penstock.executor.config import ExecutorKind
     from penstock.executor.models import resolve_model
     from penstock.server.cli.serve_settings import (
@@ -208,9 +208,9 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 
 def _files(sources: "Sources") -> dict[str, Any]:
-    """Return the paths of files and folders by field path. Creates missing folders, so that missing
-    write access is reported at the start. Raises ValueError if a folder is not writable, or if a
-    setting has no effect."""
+    """Return the paths of files and folders, keyed by the path of the configuration field. Creates
+    missing folders, so that missing write access is reported at the start. Raises ValueError if a
+    folder is not writable, or if a setting has no effect."""
     if "record" not in sources:
         sources.reject(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}

@@ -165,8 +165,8 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Return the derived settings, by field path, of an executor for which Penstock's scheduler
-    forms the batches (all except TensorRT-LLM).
+    """Return the derived settings of an executor for which Penstock's scheduler forms the batches
+    (all except TensorRT-LLM), keyed by the path of the configuration field.
 
     Raises ValueError for an invalid setting.
     """
@@ -213,8 +213,9 @@ def _check_threads(spelling: str, num_threads: int) -> None:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Return the settings derived from the TensorRT-LLM section, by field path, after checks
-    against the flags and the model. Logs warnings. Raises ValueError if a check fails.
+    """Return the settings derived from the TensorRT-LLM section, keyed by the path of the
+    configuration field, after checks against the flags and the model. Logs warnings. Raises
+    ValueError if a check fails.
 
     The scheduler must predict which requests the engine admits, so both use the admission policy of
     the TensorRT-LLM section.
@@ -248,8 +249,9 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Return the settings of the observer (the process with the operations and metrics ports) by
-    field path. Raises ValueError for an invalid setting."""
+    """Return the derived settings of the observer (the process with the operations and metrics
+    ports), keyed by the path of the configuration field. Raises ValueError for an invalid
+    setting."""
     ports: dict[str, int | None] = {}
     for name, offset in _OFFSETS.items():
         port = sources.value("port")

@@ -1,4 +1,4 @@
-"""`penstock top`: a live view of a service, from its operations port.
+"""`penstock top`: displays a live view of a service, which it queries at the operations port.
 
 Contains the command, its keys and its refresh. `top_state.py` holds the state, and `top_view.py`
 draws it.

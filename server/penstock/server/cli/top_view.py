@@ -161,7 +161,8 @@ def _percentiles(values: "Percentiles") -> tuple[str, str, str]:
 
 
 def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[RenderableType]:
-    """Return the KV cache as a grid: used blocks by tenant, then cached, then free blocks."""
+    """Return the KV cache as a grid: first the used blocks of each tenant, then the cached blocks,
+    then the free blocks."""
     cache = model.cache
     caption = _line(
         f"KV cache  {count(cache.num_total_blocks)} blocks of {cache.block_size_tokens} tokens: ",
@@ -191,7 +192,7 @@ def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[Render
 def _blocks_by_tenant(
     requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
 ) -> dict[str, int]:
-    """Return the number of used blocks by tenant, the largest first; "other" for the remaining
+    """Return the number of used blocks of each tenant, the largest first; "other" has the remaining
     blocks.
 
     A block that several outputs share is counted for each of them, and the list of requests is

@@ -1,2 +1,2 @@
-"""The front (gRPC server process), independent of its transport: live requests, their streams, and
-the handling of engine events."""
+"""Implements the front (gRPC server process) without its transport: holds the live requests and
+their streams, and handles engine events."""

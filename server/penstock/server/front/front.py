@@ -50,9 +50,9 @@ class Front:
 
     `port`, `admission` and `prompts.quotas` may be set after construction, before the first
     request. `clock` is the engine's clock. `ready_time_s` is the time when the engine last
-    connected, in seconds since 1970; None before. `shared_writers` are writers that each serve
-    several requests; the task that runs a writer adds it. `recorder` records each ended request; if
-    `is_tracing`, requests get trace ids.
+    connected, in seconds since 1970; None before the first connection. `shared_writers` are writers
+    that each serve several requests; the task that runs a writer adds it. `recorder` records each
+    ended request; if `is_tracing`, requests get trace ids.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One validated generation request, before its prompt is tokenised.
+"""Defines a validated generation request (`GenerationSpec`), before its prompt is tokenised.
 
 All values are within the published limits. `submission.py` checks the limits that depend on the
 number of prompt tokens.
@@ -159,7 +159,7 @@ class Resumption:
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated request.
+    """A validated generation request, whose prompt is not tokenised yet.
 
     Attributes:
         prompt_path: The proto path of the prompt, for errors.

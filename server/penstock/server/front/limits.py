@@ -39,10 +39,11 @@ class Limits:
     def from_config(
         config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None
     ) -> "Limits":
-        """Return the limits of an engine under these settings.
+        """Return the limits for the settings in `config`, and for an engine whose executor `info`
+        describes.
 
-        `vocab_size` is the vocabulary size in the model's files, None if unknown. The smaller one
-        of it and the executor's vocabulary size applies.
+        `vocab_size` is the vocabulary size in the model's files, None if unknown. If it is smaller
+        than the executor's vocabulary size, it applies instead.
         """
         return Limits(
             config=config,

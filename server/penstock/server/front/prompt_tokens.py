@@ -289,8 +289,8 @@ class Prompts:
     async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
         """Run `task` on the tokenizer's threads and return its result.
 
-        The task is queued with the tenant's texts to tokenize and counts there as `num_tokens`
-        tokens. It is not charged to the tenant's quota.
+        The task waits in the queue of the tenant's texts, like a text of `num_tokens` tokens. It is
+        not charged to the tenant's quota.
         """
         num_bytes = num_tokens * _BYTES_PER_TOKEN
         return await self._text.tokenizer.pool.run(

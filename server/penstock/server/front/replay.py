@@ -153,7 +153,8 @@ class Replays:
         self._waiting.pop(request, None)
 
     def disable(self) -> None:
-        """Fail all requests that wait, now or later, because no further engine will be started."""
+        """Fail all waiting requests, and from now on each request that would have to wait, because
+        no further engine will be started."""
         self._is_disabled = True
         self._stop_sending()
         waiting, self._waiting = self._waiting, {}

@@ -209,10 +209,10 @@ class TokenStream(WatchedWrite):
         return self._failure
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` instead of waking `take`, because the stream shares its writer with other
-        streams.
+        """Make `wake` call `on_ready` instead of waking `take`, because the stream shares its
+        writer with other streams.
 
-        It is not called for events that are in the backlog already.
+        `on_ready` is not called for events that are in the backlog already.
         """
         self._on_ready = on_ready
 

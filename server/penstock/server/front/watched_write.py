@@ -108,7 +108,7 @@ class SharedWriter(WatchedWrite, Generic[S]):
 
     @property
     def failure(self) -> Failure | None:
-        """The error with which the writer was closed; None before."""
+        """The error with which the writer was closed; None while it is open."""
         return self._failure
 
     def mark(self, source: S) -> None:

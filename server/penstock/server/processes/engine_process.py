@@ -2,7 +2,8 @@
 
 Creates the components of the process and shuts them down. At the start and after each change of the
 policy file (the operator's settings per tenant), applies the tenants' limits and weights in the
-file. The supervisor runs it as `python -m penstock.server.processes.engine_process <control fd>`.
+file. The supervisor runs this module as
+`python -m penstock.server.processes.engine_process <control fd>`.
 """
 
 import contextlib

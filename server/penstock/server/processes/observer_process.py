@@ -117,7 +117,8 @@ class _Observer:
         self._stop_servers: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> dict[str, int]:
-        """Start all components, and return the ports on which they listen, by name."""
+        """Start all components, and return the ports on which they listen, keyed by `metrics_port`
+        and `operations_port`."""
         launch = self._launch
         if launch.server.observer.tracing.is_on:
             from penstock.server.observe.spans.export import start_tracing
@@ -264,8 +265,9 @@ def _version() -> str:
 
 
 def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
-    """Return the current process ids of the service by name. `front_pids` has those of the fronts
-    (gRPC server processes) by front id. The engine is included on Linux only."""
+    """Return the current process ids of the service, keyed by process name. `front_pids` has those
+    of the fronts (gRPC server processes), keyed by front id. The engine is included on Linux
+    only."""
     pids = {"observer": os.getpid(), "supervisor": os.getppid()}
     # Numbered by age, so that the successor of a front gets its name.
     for number, front_id in enumerate(sorted(front_pids), start=1):

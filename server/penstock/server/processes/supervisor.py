@@ -59,8 +59,8 @@ class CannotStart(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReady:
-    """The started service: its model, its processes, and its addresses (None for those that are not
-    served).
+    """Describes the started service: its model, its processes, and its addresses (None for those
+    that are not served).
 
     `start_s` is the duration of the start, in seconds. `resources` is the executor's report of its
     resources, empty if there is none.

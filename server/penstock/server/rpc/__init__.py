@@ -1,2 +1,2 @@
-"""The gRPC layer: services, the server, statuses, and the conversion between bytes and Python
-values."""
+"""Implements the gRPC layer: the services, the server, statuses, and the conversion between bytes
+and Python values."""

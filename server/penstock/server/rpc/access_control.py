@@ -72,7 +72,8 @@ class AccessControl:
         self._by_method = dict(_BY_METHOD)
 
     def add_rights(self, rights: Mapping[str, Right | None]) -> None:
-        """Add the rights that the methods of a gateway require, by path; see `GatewayService`."""
+        """Add the rights that the methods of a gateway require, keyed by method path (see
+        `GatewayService`)."""
         self._by_method.update(rights)
 
     def right_of(self, path: str) -> Right | None:

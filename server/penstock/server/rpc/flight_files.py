@@ -24,7 +24,7 @@ from penstock.v1 import stats_pb2 as pb
 from penstock.v1.state_pb2 import WaitReason
 
 
-def record_steps(data: bytes, max_steps: int | None) -> list[pb.StepRecord]:
+def steps_of_recording(data: bytes, max_steps: int | None) -> list[pb.StepRecord]:
     """Return the latest `max_steps` steps (None: all) of the encoded recording `data`, the oldest
     first. Raises FlightError if `data` is not a valid recording."""
     return list(step_records(FlightReader(data).recording(), max_steps))

@@ -17,7 +17,7 @@ LARGE_BYTES: Final = 64 << 10
 
 
 class LargeMessageQueue:
-    """The queue of large messages: permits one at a time, round-robin by caller, with pauses in
+    """Permits large messages to be handled one at a time, round-robin by caller, with pauses in
     between."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -87,7 +87,7 @@ def timestamp_of(time_s: float) -> Timestamp:
 
 
 def duration_if_known(duration_s: float | None) -> Duration | None:
-    """Return a duration; None if the value is None or not finite."""
+    """Convert seconds to a protobuf Duration; return None if the value is None or not finite."""
     if duration_s is None or not math.isfinite(duration_s):
         return None
     return duration_of(duration_s)
@@ -137,7 +137,7 @@ def _model_state_of(model: ModelSnapshot, snapshot: Snapshot) -> model_pb2.Model
 
 
 def cache_of(cache: CacheSnapshot) -> pb.CacheStats:
-    """Return the message with the block counts of the KV cache."""
+    """Return the message with the numbers of used, cached and free blocks of the KV cache."""
     return pb.CacheStats(
         block_size_tokens=cache.block_size_tokens,
         num_total_blocks=cache.num_total_blocks,

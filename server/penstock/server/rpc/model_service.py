@@ -3,8 +3,8 @@
 Contains the handlers of ListModels, GetModel, Tokenize and Detokenize, the published limits and
 features, and the methods that are not implemented, which return UNIMPLEMENTED with the name of the
 feature. Features that are not implemented are published as false, and are rejected here or in
-`mapping_in.prompt`; a test checks that both agree. Features of the executor are published when an
-engine has connected.
+`mapping_in.prompt`; a test checks that published and rejected features agree. Features of the
+executor are published when an engine has connected.
 """
 
 import functools

@@ -30,7 +30,7 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     arrival_order,
 )
-from penstock.server.rpc.flight_files import perfetto_file, record_steps
+from penstock.server.rpc.flight_files import perfetto_file, steps_of_recording
 from penstock.server.rpc.handlers import (
     Context,
     HandlerWrapper,
@@ -245,7 +245,7 @@ class OperationsMethods:
         if file_format == pb.FLIGHT_RECORD_FORMAT_PERFETTO:
             file = await asyncio.to_thread(perfetto_file, recording, max_steps)
             return _file_responses(file)
-        records = await asyncio.to_thread(record_steps, recording, max_steps)
+        records = await asyncio.to_thread(steps_of_recording, recording, max_steps)
         return _step_responses(records)
 
     async def dump_flight_record(self, data: bytes, context: Context) -> bytes:

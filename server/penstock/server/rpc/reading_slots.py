@@ -29,7 +29,7 @@ class Deadline(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ReadingSlot:
-    """The right to read one message. `since_s` is the start of the read, infinite after the message
+    """A permit to read one message. `since_s` is the start of the read, infinite after the message
     has arrived."""
 
     caller: str
@@ -41,8 +41,8 @@ Waiter = tuple[ReadingSlot, "asyncio.Future[None]"]
 
 
 class ReadingSlots:
-    """At most `max_num` slots, of which a caller may hold `max_per_caller`. Call all methods on one
-    event loop.
+    """Grants at most `max_num` slots at a time, of which a caller may hold `max_per_caller`. Call
+    all methods on one event loop.
 
     `yield_after_s` is how long a slot may be held while another read waits for it, in seconds.
     `clock` is the clock of the deadlines; None for that of the running event loop.

@@ -234,8 +234,8 @@ class FrontServer:
         self.front.accounts.flush()
 
     async def _reject_new(self, grace_s: float) -> None:
-        """Reject new calls, then stop listening, so that clients that reconnect reach the other
-        server."""
+        """Reject new calls, then stop listening, so that clients that reconnect reach the server
+        that has taken over."""
         await self._wait_until_quiet()
         self.health.close()
         if self._server is not None:

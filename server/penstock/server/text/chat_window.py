@@ -1,4 +1,4 @@
-"""A sliding window over a long chat: drops its oldest messages so that the others fit.
+"""Fits a long chat into a window of tokens: drops the oldest messages so that the others fit.
 
 Determines the position at which a chat is cut. The caller passes tokenizer and template as two
 functions, which work in steps (`tokenizer_pool.py`). The leading system and developer messages are

@@ -2,9 +2,9 @@
 
 Determines which tokens are control tokens. If the text of a client contains the spelling of a
 control token, an invisible mark is inserted into the spelling, and a copy of the tokenizer drops
-the mark at a stage where the characters can no longer be merged into the token. Therefore the
-control tokens of the template work, in one call for the whole prompt, while the same characters in
-a client's text are encoded as ordinary text.
+the mark at a stage where the characters can no longer be merged into the token. Therefore the whole
+prompt is encoded in one call: the control tokens of the template are encoded as control tokens, and
+the same characters in a client's text as ordinary text.
 
 The mark is a Unicode noncharacter. It is inserted only into texts with the spelling of a control
 token. Such a text must not already contain the mark; other texts may.
@@ -253,7 +253,8 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """Return True if `content` is a marker in the template, and not a word or whitespace."""
+    """Return True if the template contains `content`, and if `content` is a marker: at least two
+    characters, of which one is neither a word character nor whitespace."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
 
 

@@ -27,8 +27,9 @@ class BadTemplateArgument(TextError):
 
 
 class WindowTooSmall(TextError):
-    """The part of a chat that is always kept, its leading system messages and its last turn
-    (usually from the last user message on), exceeds the requested window."""
+    """The part of a chat that is always kept exceeds the requested window. This part consists of
+    the leading system and developer messages and the last turn (usually from the last user message
+    on)."""
 
 
 class ControlTokenError(TextError):

@@ -170,10 +170,10 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(source: _Json) -> dict[str, str]:
-    """Return the special tokens of a file by key, such as `bos_token`.
+    """Return the special tokens of a file, keyed by the name of the entry, such as `bos_token`.
 
-    A special token is an entry `*_token` whose value is a string, or an object of the tokenizers
-    library, whose `content` is the string.
+    An entry is a special token if its name ends in `_token` and its value is a string, or an object
+    whose `content` is a string.
     """
     tokens: dict[str, str] = {}
     for key, value in source.values.items():

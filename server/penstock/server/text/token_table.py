@@ -22,7 +22,8 @@ Piece = str | bytes
 
 
 class FirstToken(enum.Enum):
-    """How the decoder treats the first token of a text. LIKE_OTHERS: like all other tokens."""
+    """How the decoder treats the first token of a text. With LIKE_OTHERS, it has the same text as
+    anywhere else."""
 
     LIKE_OTHERS = enum.auto()
     STRIPS_TEXT = enum.auto()

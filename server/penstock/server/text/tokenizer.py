@@ -274,7 +274,8 @@ class Tokenizer:
     ) -> Steps[EncodedChat]:
         """Encode the part of a chat that fits the window.
 
-        The cost of the template is cached under `cost_key`; None: it is measured for this call.
+        The cost of the template is cached under `cost_key`. If `cost_key` is None, the cost is
+        measured for this call and not cached.
         """
 
         def num_tokens(text: str) -> Steps[int]:

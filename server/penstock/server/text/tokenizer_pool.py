@@ -257,7 +257,7 @@ def _copy_result(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
 
 
 def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
-    """Run the next step. Returns True if the work has ended, and the value that it yielded or
+    """Run the next step. Returns whether the work has ended, and the value that it yielded or
     returned.
 
     StopIteration is caught here, because a future cannot hold it.

@@ -62,7 +62,7 @@ def rejection_of(take: Callable[[], object]) -> Failure | None:
     return None
 
 
-def judge(message: vllm.GenerateRequest) -> None:
+def check_converted_or_rejected(message: vllm.GenerateRequest) -> None:
     def take() -> None:
         own = penstock_request(message)
         num_unknown_fields(message)
@@ -84,7 +84,7 @@ def test_every_request_is_converted_or_rejected(
     message.tokenized.input_ids.extend(ids)
     message.sampling_params.CopyFrom(vllm.SamplingParams(**given_params))
 
-    judge(message)
+    check_converted_or_rejected(message)
 
 
 @given(data=st.binary(max_size=200))
@@ -92,7 +92,7 @@ def test_bytes_are_a_request_or_malformed(data: bytes) -> None:
     failure = rejection_of(lambda: parse(vllm.GenerateRequest, data))
 
     if failure is None:
-        judge(vllm.GenerateRequest.FromString(data))
+        check_converted_or_rejected(vllm.GenerateRequest.FromString(data))
     else:
         assert failure.reason is ErrorReason.MALFORMED_REQUEST
 

@@ -126,7 +126,7 @@ def test_static_batches_run_to_their_end() -> None:
     assert column(run, "end_s") == [7.0, 9.0, 11.0]
 
 
-def test_dynamic_batches_wait_so_long() -> None:
+def test_dynamic_batches_wait_at_most_batch_wait_s() -> None:
     config = dataclasses.replace(
         BASE, policy=BatchingPolicy.DYNAMIC, batch_size=2, batch_wait_s=1.0
     )

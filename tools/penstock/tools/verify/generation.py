@@ -86,7 +86,7 @@ async def _max_tokens(subject: Subject) -> str:
 
 async def _stop_token(subject: Subject) -> str:
     ids = (await subject.greedy(_NUM_TOKENS)).ids()
-    at = _first_new(ids)
+    at = _last_new_index(ids)
     end = (await subject.greedy(_NUM_TOKENS, stop_token_ids=[ids[at]])).end
     require(end.finish_reason is FinishReason.STOP, f"ended by {end.finish_reason.name}")
     require(end.stop_token_id == ids[at], f"stopped by {end.stop_token_id} instead of {ids[at]}")
@@ -97,7 +97,7 @@ async def _stop_token(subject: Subject) -> str:
     return f"stopped at token {at + 1}"
 
 
-def _first_new(ids: list[int]) -> int:
+def _last_new_index(ids: list[int]) -> int:
     """Return the index of the last token, other than the final one, that does not occur earlier."""
     return max(at for at in range(max(1, len(ids) - 1)) if ids[at] not in ids[:at])
 

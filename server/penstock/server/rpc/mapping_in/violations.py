@@ -52,7 +52,7 @@ class Violations:
 
     def prompt_too_long(self, failure: Failure) -> None:
         """Record that the prompt is too long, with the violations of `failure`. If there are no
-        others, the error has the reason and metadata of `failure`."""
+        other violations, the error has the reason and metadata of `failure`."""
         for violation in failure.violations:
             self.add(violation.path, violation.description)
         self._reason = failure.reason

@@ -30,23 +30,23 @@ def reported() -> ServiceMetrics:
 def test_tensorrt_llms_names_report_our_numbers() -> None:
     samples = read(reported(), "trtllm")
 
-    def of(name: str, *labels: str) -> float:
+    def sample(name: str, *labels: str) -> float:
         return samples[name, frozenset(labels)]
 
-    assert of("trtllm_num_requests_running") == 5
-    assert of("trtllm_num_requests_waiting") == 2
-    assert of("trtllm_kv_cache_utilization") == 0.25
-    assert of("trtllm_kv_cache_free_blocks") == 9
-    assert of("trtllm_kv_cache_max_blocks") == 12
-    assert of("trtllm_request_success_total", "finished_reason=stop") == 6
-    assert of("trtllm_request_success_total", "finished_reason=length") == 1
-    assert of("trtllm_request_error_total") == 3
-    assert of("trtllm_time_to_first_token_seconds_sum") == 0.75
-    assert of("trtllm_time_to_first_token_seconds_bucket", "le=0.3") == 1
+    assert sample("trtllm_num_requests_running") == 5
+    assert sample("trtllm_num_requests_waiting") == 2
+    assert sample("trtllm_kv_cache_utilization") == 0.25
+    assert sample("trtllm_kv_cache_free_blocks") == 9
+    assert sample("trtllm_kv_cache_max_blocks") == 12
+    assert sample("trtllm_request_success_total", "finished_reason=stop") == 6
+    assert sample("trtllm_request_success_total", "finished_reason=length") == 1
+    assert sample("trtllm_request_error_total") == 3
+    assert sample("trtllm_time_to_first_token_seconds_sum") == 0.75
+    assert sample("trtllm_time_to_first_token_seconds_bucket", "le=0.3") == 1
     # Those that failed are among them.
-    assert of("trtllm_e2e_request_latency_seconds_count") == 2
+    assert sample("trtllm_e2e_request_latency_seconds_count") == 2
     # Ours are there as ever.
-    assert of("penstock_num_requests_running") == 5
+    assert sample("penstock_num_requests_running") == 5
 
 
 def test_the_names_of_the_conventions() -> None:
