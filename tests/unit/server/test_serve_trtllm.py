@@ -1,4 +1,4 @@
-"""Where `penstock serve --executor trtllm` takes its settings from, and which of them are derived."""
+"""Where `penstock serve --executor trtllm` takes its settings from, and which ones are derived."""
 
 from __future__ import annotations
 
