@@ -43,8 +43,10 @@ def test_old_hits_lose_weight() -> None:
 
 
 def hits_of_conversations(order: EvictionOrder | None, num_common: int = 0) -> float:
-    """Return the hit share of two conversations with rare turns, among prompts that occur once. All
-    begin with the same `num_common` blocks, which do not count.
+    """Return the share of blocks that were found in the pool, over prompts that occur once and rare
+    turns of two conversations.
+
+    All prompts begin with the same `num_common` blocks, which are left out of the share.
     """
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0
