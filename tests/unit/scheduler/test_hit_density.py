@@ -1,4 +1,6 @@
-"""The value of cached blocks, which hits are recorded, and eviction by value in a pool."""
+"""How the value of cached blocks is computed, which hits are recorded, and in which order a pool
+evicts blocks by value.
+"""
 
 import numpy as np
 import pytest

@@ -95,7 +95,7 @@ def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """Run a step; return the request keys that each Detach frame sent to the front names."""
+    """Run a step; return the request keys in each Detach frame that is sent to the front."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()
