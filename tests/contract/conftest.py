@@ -14,7 +14,7 @@ def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, 
     """Return a function of (vocabulary size, token id) that returns the folder of a random
     two-layer Llama.
 
-    The embedding of that token is NaN, so that a request that contains it has no finite logits.
+    The embedding of that token id is NaN, so that a request that contains it has no finite logits.
     """
 
     @functools.cache

@@ -1,5 +1,5 @@
-"""The contract between executors and the scheduler: the same tests for all executors, run through
-the engine.
+"""Every executor keeps its contract with the scheduler. The tests are the same for all executors
+and run them through the engine.
 
 An executor is compared with itself: a request that runs alone, in one chunk, on fresh blocks must
 give the same result in any batch. To test an executor, add a line to CASES.
@@ -83,8 +83,8 @@ def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
 
 
 def torch_eight_bit(folder: Path) -> ExecutorConfig:
-    """Return the config with int8 weights, float32 activations, so that products do not depend on
-    the batch, and an fp8 KV cache.
+    """Return the config of a CUDA executor with int8 weights and an fp8 KV cache. Its activations
+    are float32, so that products do not depend on the batch.
     """
     return replace(torch_on_cuda(2)(folder), quantization="int8", kv_cache_dtype="fp8")
 
@@ -154,8 +154,8 @@ def prompt_of(length: int, start: int = 0) -> NDArray[np.int32]:
 
 
 def spec_of(key: int, prompt: NDArray[np.int32], **fields: Any) -> RequestSpec:
-    """Return a greedy request with unhashed blocks, so that they are not shared, unless `fields`
-    sets `hashed`.
+    """Return a greedy request. Its blocks are not hashed, and so not shared, unless `fields` sets
+    `hashed`.
     """
     defaults: dict[str, Any] = {"max_tokens": 10, "hashed": False, "sampling": GREEDY}
     return make_spec(key, prompt.tolist(), **(defaults | fields))
@@ -175,7 +175,9 @@ def needs(harness: Harness, feature: Feature) -> None:
 
 
 def arm(executor: CheckedExecutor) -> CheckedExecutor:
-    """Make BREAKER break the torch executor, which has no setting for it; return the executor."""
+    """Return the executor. If it is the torch executor, make the token BREAKER break its steps;
+    other executors have a setting for that.
+    """
     if executor.info.name == "torch":
         from support.torch_fault_injector import for_prompt_token, inject_fault
 
@@ -209,8 +211,8 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
 
 
 def iteration_of(executor: CheckedExecutor) -> Callable[[], None] | None:
-    """Return what runs one iteration of a self-paced executor, which could otherwise run ahead of
-    the scheduler; None for others.
+    """Return a function that runs one iteration of a self-paced executor, which could otherwise run
+    ahead of the scheduler; None for other executors.
     """
     if isinstance(executor.inner, TrtllmExecutor):
         return stepped_by_hand(executor.inner)

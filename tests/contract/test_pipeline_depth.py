@@ -189,7 +189,9 @@ def test_depth_2_gives_the_same_outputs_as_depth_1(
     num_blocks: int,
     make_tiny_llama: Callable[[int, int], Path],
 ) -> None:
-    """Includes preemptions, after which the prompt contains the tokens generated so far."""
+    """With few blocks, requests are preempted, and their prompts then contain the tokens generated
+    so far.
+    """
     folder = make_tiny_llama(VOCAB, VOCAB - 1)
     specs = crowd(OPTIONS[option])
 

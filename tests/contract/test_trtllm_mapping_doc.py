@@ -1,4 +1,4 @@
-"""docs/tensorrt-llm-mapping.md agrees with the code: fields, arguments, features, settings."""
+"""The tables of docs/tensorrt-llm-mapping.md have every field of the contract and every feature."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Row:
 
 @cache
 def tables() -> dict[str, list[Row]]:
-    """Return the rows of each table, by the headings of its first two columns, joined by "|"."""
+    """Return the rows of each table. The key of a table is the headings of its first two columns,
+    joined by "|".
+    """
     found: dict[str, list[Row]] = {}
     head = ""
     for line in DOC.read_text().splitlines():

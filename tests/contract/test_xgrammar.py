@@ -1,5 +1,5 @@
-"""The constraint check with the real xgrammar, in the oldest and the newest version that engines
-use.
+"""Tests of the constraint check with the real xgrammar, in the oldest and the newest version that
+engines use.
 
 `make install` installs both without their dependencies, torch and transformers, which are already
 installed.
@@ -63,7 +63,9 @@ def test_an_engine_error_about_a_broken_constraint_is_the_requests_fault(
 def test_a_pattern_with_quadratic_compile_time_does_not_block_other_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pattern of 32 kB, which the oldest version compiles for minutes while it holds the GIL."""
+    """The pattern has 32 kB. The oldest version compiles it for minutes and holds the GIL
+    meanwhile.
+    """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(VERSIONS[0]), *sys.path)))
     slow = Constraint(kind=ConstraintKind.REGEX, texts=("(a?)" * 8192,))
     quick = Constraint(kind=ConstraintKind.REGEX, texts=("a?",))

@@ -1,7 +1,7 @@
-"""Constraints for xgrammar: invalid ones, one with a dead end, and valid ones.
+"""Constraints for xgrammar: some do not compile, some have a dead end, and some are valid.
 
-Run as a program, it checks them with the xgrammar on its path, and prints a JSON object with the
-fault of each constraint and the error texts.
+Run as a program, this module checks them with the xgrammar on its path, and prints a JSON object
+with the fault of each constraint and the error texts.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def constraint(kind: ConstraintKind, form: str | tuple[str, ...]) -> Constraint:
 
 
 def expected() -> dict[str, str]:
-    """Return the expected fault of each constraint, "" if it is valid, by the constraint's text
-    form.
-    """
+    """Return the expected fault by the text form of each constraint; "" for a valid constraint."""
     faults = {**dict.fromkeys(map(str, BROKEN), NOT_COMPILED)}
     faults |= dict.fromkeys(map(str, DEAD_ENDS), NO_OUTPUT)
     return faults | dict.fromkeys(map(str, GOOD), "")

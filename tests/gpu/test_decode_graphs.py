@@ -1,4 +1,6 @@
-"""Every captured graph of decode steps against full forwards in float32; skipped without CUDA."""
+"""Every captured graph of decode steps is compared with full forwards in float32; skipped without
+CUDA.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def run_together(
 
 
 class _Recorded(dict[Any, Any]):
-    """A dictionary that adds the keys that are looked up to `found`."""
+    """A dictionary that adds every key that is looked up to the set `found`."""
 
     def __init__(self, graphs: dict[Any, Any], found: set[Any]) -> None:
         super().__init__(graphs)
@@ -134,8 +136,8 @@ def test_every_batch_size_decodes_like_a_full_forward(dtype: str, folder: Path) 
 def test_every_batch_size_of_long_contexts_decodes_like_a_full_forward(
     dtype: str, folder: Path
 ) -> None:
-    """Up to 8 rows with long contexts, next to short ones; the first request becomes long while it
-    decodes.
+    """Up to 8 rows have long contexts, next to rows with short ones. The first request becomes long
+    while it decodes.
     """
     lengths = [LONG_CONTEXT - 20, 1, 4000, 2300, 900, 3000, 2049, 17]
     specs = specs_of(lengths, [60, 8, 16, 24, 12, 20, 28, 30])

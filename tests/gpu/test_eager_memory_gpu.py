@@ -1,7 +1,7 @@
-"""The eager path's pages leave enough memory for its largest steps; skipped without a CUDA
-device.
+"""The eager path's pages leave enough memory for its largest steps; skipped without a CUDA device.
 
-Uses a part of the device's memory, so that other tests may run on it at the same time.
+The tests limit the memory that they may use, so that other tests may run on the device at the same
+time.
 """
 
 from __future__ import annotations

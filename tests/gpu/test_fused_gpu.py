@@ -1,4 +1,6 @@
-"""The fused path on a CUDA device against naive forwards; skipped without one."""
+"""Tests of the fused path on a CUDA device, most of them against naive forwards; skipped without a
+CUDA device.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def test_the_fused_path_equals_a_full_forward(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folder: Path) -> None:
-    """Positions, counts and stop ids must not be read from arrays that lag at depth 2."""
+    """At depth 2 the scheduler's arrays lag, so positions and the token counts of penalties must
+    not be read from them.
+    """
     if name not in FUSED:
         pytest.skip("the eager path serves it")
     for sampling in (
@@ -169,8 +173,8 @@ def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folde
 
 
 def prompt_scores(reported: Any) -> dict[tuple[int, int], float]:
-    """Return prompt log probabilities by (key, position), because the two paths may chunk
-    differently.
+    """Return the prompt log probabilities by (request key, token position). The two paths may chunk
+    prompts differently.
     """
     return {
         (key, first + offset): value
@@ -218,7 +222,9 @@ def test_eight_bits_give_the_reference_tokens_and_are_reported(
 
 
 def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) -> None:
-    """The scaled model has keys above and values below the range of e4m3, and the same outputs."""
+    """The scaled model has keys above and values below the range of e4m3; its outputs are those of
+    the plain model.
+    """
     plain = save_tiny_model("llama", tmp_path / "plain")
     scaled = save_tiny_model("llama", tmp_path / "scaled")
     tensors = load_file(scaled / "model.safetensors")
@@ -338,7 +344,9 @@ def test_a_model_on_the_second_device_uses_no_memory_of_the_first(
 
 
 def peak_of(make: Callable[[], Any]) -> tuple[Any, int]:
-    """Return the result of `make`, and the peak of the device memory that it allocated, bytes."""
+    """Return the result of `make`, and the largest number of bytes of device memory that it had
+    allocated at once.
+    """
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""The differential tests of the torch executor on a CUDA device; skipped without one."""
+"""Runs the differential tests of the torch executor on a CUDA device; skipped without one."""
 
 from __future__ import annotations
 

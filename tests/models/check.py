@@ -1,7 +1,8 @@
-"""One architecture through the real engine, compared with its own eager forward.
+"""Runs one architecture through the real engine, and compares it with the model's own eager
+forward.
 
-Determines the result of a type: exact, wrong, rejected or not buildable. Requests are chunked,
-share prefixes and are preempted; every log probability of prompts and outputs is compared.
+The result for a model type is exact, wrong, rejected or not buildable. Requests are chunked, share
+prefixes and are preempted; every log probability of prompts and outputs is compared.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class TypeResult:
 def check_architecture(
     model_type: str, *, device: str = "cpu", config: PretrainedConfig | None = None
 ) -> TypeResult:
-    """Build a tiny model of the type, run it through the engine and with eager forwards, and
-    compare.
+    """Return the result of a tiny model of the type, which is run through the engine and compared
+    with eager forwards.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-architecture-") as name:
         folder = Path(name)
@@ -90,7 +91,7 @@ def check_architecture(
 
 
 def _build(folder: Path, device: str, num_blocks: int) -> Executor:
-    """Return the executor that would serve the model."""
+    """Return the executor that would serve the model in `folder`."""
     return create_torch_executor(
         ExecutorConfig(
             model_path=folder,
@@ -177,8 +178,8 @@ def _check_coverage(events: Sequence[StepEvents]) -> None:
 def _logprobs(
     events: Sequence[StepEvents],
 ) -> dict[int, tuple[list[int], list[float], dict[int, float]]]:
-    """Return by request key: output tokens, their log probabilities, and prompt log probabilities
-    by position.
+    """Return, by request key, (output tokens, their log probabilities, prompt log probabilities by
+    token position).
     """
     found: dict[int, tuple[list[int], list[float], dict[int, float]]] = {}
     for step in events:

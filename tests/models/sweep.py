@@ -1,9 +1,9 @@
 """Checks every causal language model of transformers, and writes docs/architectures.md.
 
-`make architectures` checks all types (`check`) and writes the page, on a CUDA device
-its section on CUDA; `--type NAME` checks one and writes none. Each model runs in a separate
-process with a limit of memory and time: one that hangs or dies is a result like any other. Exit
-code 1 when a type would be served wrongly.
+`make architectures` checks all types (`check`) and writes the page; on a CUDA device it writes only
+the page's section on CUDA. `--type NAME` checks one type and writes nothing. Each model runs in a
+separate process with a time limit and, on a CPU, a memory limit: a model that hangs or dies has a
+result like any other. The exit code is 1 if a type would be served wrongly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _TIME_LIMIT_S = 120.0
 
 
 def check(model_type: str, device: str) -> TypeResult:
-    """Check a type in a separate process; the result is "not buildable" if that dies or hangs."""
+    """Return the result of a type that is checked in a separate process; "not buildable" if that
+    process dies or hangs.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["models.check"])
     receiver, sender = context.Pipe(duplex=False)
@@ -56,7 +58,7 @@ def check(model_type: str, device: str) -> TypeResult:
 
 
 def work(model_type: str, device: str, sender: Connection) -> None:
-    """Check the type within a memory limit, and send the result through `sender`."""
+    """Check the type, on a CPU within a memory limit, and send the result through `sender`."""
     logging.disable()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
@@ -164,7 +166,9 @@ def _names(results: Sequence[TypeResult]) -> str:
 
 
 def _table(results: Sequence[TypeResult]) -> str:
-    """Return a Markdown table with a row per reason, listing its model types."""
+    """Return a Markdown table with a row for each reason, which lists the model types with that
+    reason.
+    """
     types: dict[str, list[str]] = {}
     for one in results:
         # The detail starts with the name of the model or of its text part.
@@ -175,7 +179,7 @@ def _table(results: Sequence[TypeResult]) -> str:
 
 
 def write_page(results: Sequence[TypeResult], device: str) -> None:
-    """Write the page without its section on CUDA or, on a CUDA device, only that section."""
+    """Write the page and keep its section on CUDA; on a CUDA device, write only that section."""
     page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
     if device == "cpu":
         page = page_of(results, device)

@@ -1,7 +1,7 @@
 """Tiny configurations of all causal language models in the installed transformers.
 
 The default configuration of a type is shrunk: attributes are recognised by name, and types that
-need other values have an entry here.
+need other values have an entry in `_OVERRIDES`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _is_off(name: str, value: object) -> bool:
 
 
 def _layer_lists(config: Any) -> dict[str, object]:
-    """Return the lists that have an entry per layer, shortened, by name."""
+    """Return, by attribute name, the lists that have one entry per layer, shortened to two."""
     num_default = getattr(config, "num_hidden_layers", None)
     return {
         name: _kinds(value, 2)
@@ -148,8 +148,8 @@ def _tiny_values(config: Any) -> dict[str, object]:
 
 
 def tiny_config(model_type: str, **overrides: object) -> PretrainedConfig:
-    """Return a configuration of `model_type` with two layers; `overrides` are the class's
-    arguments.
+    """Return a configuration of `model_type` with two layers; `overrides` are keyword arguments of
+    its configuration class.
     """
     config_class: Any = CONFIG_MAPPING[model_type]
     values = _tiny_values(config_class())

@@ -1,4 +1,4 @@
-"""Failed invariants of the state machine print their values."""
+"""Makes failed assertions of the engine machine and of its invariants print their values."""
 
 import pytest
 

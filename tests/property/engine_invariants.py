@@ -36,9 +36,10 @@ MAX_TURNS_ALONE = 200
 
 
 def check_accounts(machine: EngineMachine) -> None:
-    """Check that the engine's live, running and waiting requests are those that its clients know.
+    """Check the engine's integrity, and that its live, running and waiting requests are those that
+    its clients know.
 
-    The queue is within its limits, not counting preempted requests; the engine does not sleep
+    The queue is within its limits, not counting preempted requests, and the engine does not sleep
     beyond a deadline.
     """
     engine, config, live = machine.engine, machine.config, machine.live
@@ -87,8 +88,8 @@ LATE = (
 
 
 def check_queued(machine: EngineMachine, output: Output, queued: Queued) -> None:
-    """Check a Queued event: it is the only one of the request, names its first output, precedes its
-    admission, and its estimates are possible.
+    """Check that a Queued event is the only one of its request, names the first output, and
+    precedes its admission, and that its estimates are possible.
     """
     assert output.num_queued == 1
     assert output.spec.leader_key == 0
@@ -124,7 +125,9 @@ def check_end(machine: EngineMachine, output: Output, end: Completed | Failed) -
 
 
 def _check_failure(machine: EngineMachine, output: Output, end: Failed) -> None:
-    """Check that the reason of a failure is true, and that its estimates are possible."""
+    """Check that the reason of a failure is true, and that the estimates of the failure are
+    possible.
+    """
     is_never = end.retry_after_s == math.inf
     assert is_duration(end.estimate_s)
     assert is_duration(end.deadline_s)
@@ -272,7 +275,9 @@ def _check_tenant_preemption(machine: EngineMachine, events: StepEvents) -> None
 
 
 def _highest_level(machine: EngineMachine, output: Output) -> float:
-    """Return the highest class of a request: its priority plus one per `aging_s` since arrival."""
+    """Return the highest class that a request may have now: its priority plus one per `aging_s`
+    since arrival.
+    """
     return output.spec.priority + (machine.clock() - output.spec.arrival_s) / machine.config.aging_s
 
 
@@ -407,7 +412,9 @@ def check_waits(machine: EngineMachine, events: StepEvents, num_batches: int) ->
 
 
 def _check_wait(machine: EngineMachine, output: Output, wait: Wait, at_s: float) -> None:
-    """Check that no part of the wait is negative, and that their sum is the time in the queue."""
+    """Check that no part of the wait is negative, and that the sum of its parts is the time in the
+    queue.
+    """
     parts = (wait.blocks_s, wait.slots_s, wait.token_budget_s, wait.fairness_s, wait.other_s)
     assert min(parts) >= 0.0
     assert abs(sum(parts) - (at_s - output.waits_since_s)) <= TOLERANCE_S

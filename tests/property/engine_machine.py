@@ -273,8 +273,8 @@ def build_engine(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Clients, a clock and faults for one engine. The same calls to another engine must give the
-    same batches and ends.
+    """Clients, a clock and faults for one engine. At the end, another engine must return the same
+    batches and ends for the same calls.
 
     `outputs`: the last output of each key; `history`: all outputs; `live`: those that have not
     ended.

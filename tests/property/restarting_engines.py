@@ -1,4 +1,6 @@
-"""One front, and engines that die, in one process; the test runs the steps."""
+"""Runs one front, and a series of engines that die, in one process; the test runs the engines'
+steps.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ _MAX_STEPS_UNTIL_IDLE = 4
 
 @dataclass(frozen=True)
 class Death:
-    """The death of an engine, `num_turns` + 1 turns after its start. It then runs `num_lost_steps`
-    further steps, whose events are lost.
+    """The death of an engine, `num_turns` + 1 turns after its start. Before it dies, the engine
+    runs `num_lost_steps` further steps, whose events are lost.
     """
 
     num_turns: int
@@ -45,8 +47,8 @@ class Delivered:
     rejected: str = ""
 
     def check_order(self) -> None:
-        """Check that sequence numbers have no gap, that the acceptance comes first, and the end, if
-        it did not fail, last.
+        """Check that sequence numbers have no gap, that the first message is the acceptance, and
+        that the last message is the end, unless the request failed.
         """
         if self.rejected:
             assert [one.sequence for one in self.messages] == list(range(len(self.messages)))
@@ -55,15 +57,15 @@ class Delivered:
             assert unbroken(self.messages)
 
     def texts(self) -> dict[int, str]:
-        """Return the text of each output by index; that of the prompt has the index -1."""
+        """Return the text of each output by output index; the index -1 has the prompt's text."""
         texts: dict[int, str] = {}
         for index, piece in self._pieces():
             texts[index] = texts.get(index, "") + piece.text
         return texts
 
     def content(self) -> object:
-        """Return the parts that must not depend on deaths: prompt, tokens, ends. Sizes of messages
-        and times may.
+        """Return the parts that must not depend on deaths: prompt, tokens, ends. The sizes of
+        messages and the times may depend on them.
         """
         records: dict[int, list[str]] = {}
         for index, piece in self._pieces():
@@ -112,7 +114,7 @@ class RestartingService:
         await self._settle()
 
     async def open(self, generation: GenerationSpec) -> Delivered:
-        """Open a request; return the messages of its stream, to which later ones are added."""
+        """Open a request; return its stream, to which later messages are added."""
         request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
         delivered = Delivered()
         encoder = encoder_for(generation.output.chunks, self.front.config)
@@ -180,8 +182,8 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Delivered]:
-    """Run all requests to their end, submitted `turns_between` turns apart, with these deaths;
-    return the streams.
+    """Run all requests to their end, submitted `turns_between` turns apart, while engines die as
+    `deaths` states, in order; return the streams.
     """
     await service.begin_life()
     delivered: list[Delivered] = []

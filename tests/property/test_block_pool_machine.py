@@ -26,8 +26,8 @@ EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
 
 
 class NaiveOrder(Protocol):
-    """An order of the cached blocks of the default level. `now`: how many blocks were
-    released so far.
+    """The interface of a simple order of the cached blocks of the default level. `now`: how many
+    blocks were released so far.
     """
 
     def blocks(self) -> set[int]: ...
@@ -88,8 +88,9 @@ class NaiveLru:
 class NaiveHitDensity:
     """Evicts by the hits expected per time, as `HitDensityOrder` does.
 
-    `segments`: (class, turn of the first block, blocks, the last of the chain first); `lives`:
-    number of blocks by class; `hits`: by class and age bin.
+    The class of a block is its number of uses, at most 8. `segments`: (class, number of the first
+    block's release, blocks from the end of the chain on); `lives`: number of blocks that arrived,
+    by class; `hits`: number of hits by class and age bin.
     """
 
     def __init__(self, num_blocks: int, refit_every: int, max_run: int) -> None:
@@ -275,11 +276,11 @@ class LevelModel:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """A hypothesis state machine that calls the pool and the model.
+    """A hypothesis state machine that makes the same calls to the pool and to the model.
 
     `holders`: block tables; each holds one reference to each of its blocks. `order`: the cached
-    blocks of the default level; `elsewhere`: level and turn of the other cached blocks. A turn is
-    the number of blocks released before.
+    blocks of the default level; `elsewhere`: (level, number of its release) of each other cached
+    block. Releases of cached blocks are numbered from 1.
     """
 
     def __init__(self) -> None:
@@ -339,7 +340,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.order.blocks() | self.elsewhere.keys()
 
     def next_victims(self, count: int) -> list[int]:
-        """Remove and return the next `count` blocks to evict: of the lowest level, in order."""
+        """Remove and return the next `count` blocks to evict: those of the lowest level first, each
+        level in its order.
+        """
         victims: list[int] = []
         for _ in range(count):
             level = min(self.model.level(block, self.now) for block in self.cached())
@@ -355,7 +358,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return victims
 
     def move(self) -> None:
-        """Move cached blocks whose level has changed."""
+        """Update `order` and `elsewhere` for the cached blocks whose level has changed."""
         for block in sorted(self.cached()):
             level = self.model.level(block, self.now)
             was, turn = self.elsewhere.get(block, (DEFAULT, 0))
@@ -407,7 +410,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(chain=st.sampled_from("xyz"), length=st.integers(1, 5))
     def come_with_a_chain(self, chain: str, length: int) -> None:
-        """Run a request with one of three prompts, which uses the cached blocks of its prompt."""
+        """Run a request whose prompt is the first `length` blocks of one of three chains, and share
+        the blocks that the pool already has.
+
+        Does nothing if the pool has too few blocks, or has a block of the prompt but not all before
+        it.
+        """
         digests = [f"{chain}{place}".encode() for place in range(length)]
         found = self.pool.match(digests)
         assert found == [self.named[d] for d in digests[: len(found)]]
@@ -439,8 +447,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         key=st.none() | st.sampled_from(KEYS),
     )
     def come_and_go(self, retentions: list[CacheRetention | None], key: SessionKey | None) -> None:
-        """Run one request of one block for each of `retentions`; all belong to the session `key`,
-        if given.
+        """Run one request of one block for each of `retentions`; all requests belong to the session
+        `key`, if given.
         """
         for retention in retentions[: self.pool.num_available]:
             self.allocate(1)

@@ -50,8 +50,8 @@ steps = st.lists(
 def run(
     script: Iterable[object], limits: ChunkLimits, timers: FakeTimers
 ) -> list[GenerateResponse]:
-    """Return the messages of a stream. `script`: pieces to send, times to wait in seconds, and
-    anything else to write what is due.
+    """Return the messages of a stream. `script`: pieces to send, times to wait in seconds, and any
+    other value to write the messages that are due.
     """
     stream = TokenStream(limits, timers)
     encoder = encoder_for(limits, FrontConfig())

@@ -1,8 +1,10 @@
 """The engine over a strict simulated device, for any order of request events.
 
-The events are arrivals, cancels, faults, deadlines, tenants and priorities, at both pipeline depths
-and with few blocks. `engine_invariants.py` contains the invariants, which are checked after every
-turn. Hypothesis draws new runs each time, shrinks a failing one, and prints its calls."""
+Requests arrive with deadlines, tenants and priorities, are cancelled, and meet faults of the
+device, at both pipeline depths and with few blocks. `engine_invariants.py` contains the invariants,
+which are checked after every turn. Hypothesis draws new runs each time, shrinks a failing one, and
+prints its calls.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 `MUTATIONS` lists the invariants, each with a change of the engine that violates it. An invariant
 that no such change violates would test nothing.
 
-Not here: the bounds of fair shares, ageing and step sizing, which test_fairness.py and
-test_latency_target_invariants.py check directly.
+The bounds of fair shares, ageing and step sizing are not listed; test_fairness.py and
+test_latency_target_invariants.py check them directly.
 """
 
 from __future__ import annotations

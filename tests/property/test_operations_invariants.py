@@ -1,4 +1,4 @@
-"""Invariants of percentiles and pages, for any values."""
+"""Invariants of percentiles and of lists that are returned in pages, for any values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The fast path of a plain token has the same results as the general path."""
+"""A plain token, which adds nothing but text to its stream, has the same results by the fast path
+as by the general path.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ SOME_IDS = (67, 68, 69, 70)
 
 @dataclass(frozen=True)
 class Update:
-    """What the engine reports in one step: an event or end `kind` of output `index`, or "" for
-    none, and `tokens` as (output, token id).
+    """What the engine reports in one step. `kind`: an event or end of the output `index`, "" for
+    none; `tokens`: (output index, token id) of each token.
     """
 
     kind: str
@@ -111,7 +113,7 @@ def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list
 
 
 def emit(port: ScriptedPort, request: LiveRequest, updates: Update, at_s: float) -> None:
-    """Report one step of an engine; it may be one that no engine reports."""
+    """Report the updates as one step of an engine. They may be some that no real engine reports."""
     keys = [output.key for output in request.outputs]
     key = keys[updates.index % len(keys)]
     changes: dict[str, Queued | Admitted | Preempted] = {
@@ -134,8 +136,8 @@ def emit(port: ScriptedPort, request: LiveRequest, updates: Update, at_s: float)
 async def play(
     text: ModelText, generation: GenerationSpec, script: Script, *, is_short: bool
 ) -> tuple[list[object], int]:
-    """Return everything that can be observed, and after how many reports an output had a plain
-    token. `is_short`: take plain tokens by the fast path.
+    """Return everything that can be observed while the script runs, and the number of updates after
+    which an output had a plain token. `is_short`: take plain tokens by the fast path.
     """
     seen: list[object] = []
     now_s = 0.0

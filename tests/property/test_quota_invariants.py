@@ -1,4 +1,4 @@
-"""The guarantees of quotas, for any traffic."""
+"""Quotas keep their guarantees for any traffic."""
 
 from __future__ import annotations
 

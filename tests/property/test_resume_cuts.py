@@ -65,8 +65,8 @@ async def remaining_events(
 
 
 def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.ResumeRequest:
-    """Return the Resume request for the rest. Removes a partial echo from `got`, as no client knows
-    its length.
+    """Return the Resume request for the rest of the stream. Removes a partial echo from `got`, as
+    no client knows the echo's length.
     """
     if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
         del got[1:]
@@ -81,7 +81,11 @@ async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.G
 async def cut(
     text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
 ) -> list[pb.GenerateResponse]:
-    """Return all messages that a client receives if it resumes after each cut."""
+    """Return all messages that a client receives if it resumes after each cut.
+
+    `cut_at`: for each cut, (number of messages read before it, number of steps run after it,
+    whether the client resumes on the other front).
+    """
     async with stepped(text) as first, another_front(first) as second:
         fronts = [first, second]
         call: Any = first.stub.Generate(message)
@@ -111,7 +115,9 @@ async def cut(
 async def lost(
     text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
 ) -> list[pb.GenerateResponse]:
-    """Return all messages that a client receives if it loses its front after 1 + `num_messages`."""
+    """Return all messages that a client receives if it loses its front after it has read 1 +
+    `num_messages` messages and the engine has run `num_steps` further steps.
+    """
     async with stepped(text) as first, another_front(first) as second:
         call = first.stub.Generate(message)
         got, is_whole = await remaining_events(first, call, 1 + num_messages)

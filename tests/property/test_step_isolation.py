@@ -63,8 +63,8 @@ class Device:
 
 
 def batch_of(num_decodes: int, chunks: list[tuple[int, bool]]) -> Batch:
-    """Return a batch: decode rows in the highest slots, then chunks, given as (number of tokens,
-    whether it samples).
+    """Return a batch: decode rows in the highest slots, then `chunks`, each given as (number of
+    tokens, whether a token is sampled after it).
     """
     num_rows = num_decodes + len(chunks)
     slots = np.arange(NUM_SLOTS - 1, NUM_SLOTS - 1 - num_rows, -1, dtype=np.int32)

@@ -16,8 +16,8 @@ CUTS = st.lists(st.integers(0, 5), max_size=20)
 
 
 def naive(text: str, stops: list[str], num_unarmed: int = 0) -> tuple[str, str] | None:
-    """Return the text before the first stop string that ends after `num_unarmed` characters, and
-    that string; None if there is none.
+    """Return (text before the stop string, stop string) for the first stop string that ends after
+    `num_unarmed` characters, the longest of those that end there; None if there is none.
     """
     for end in range(num_unarmed + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]

@@ -1,4 +1,6 @@
-"""In the trace of any request, the children cover the root without gaps, and all ids differ."""
+"""In the trace of any request, the child spans cover the root span without gaps, and all ids
+differ.
+"""
 
 from __future__ import annotations
 

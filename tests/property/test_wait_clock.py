@@ -24,7 +24,7 @@ NUM_TURNS = 120
 
 @dataclass(slots=True)
 class Account:
-    """One wait in the queue: its seconds by reason, and how many requests passed."""
+    """One wait in the queue: its seconds by reason, and how many later requests passed it."""
 
     since_s: float
     spent_s: dict[WaitReason | None, float] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Products of packed matrices whose memory lies between inaccessible pages, with every instruction
-set of this processor. An access outside a matrix ends the process with SIGSEGV; the last line of
-the output names the product.
+"""Runs products of packed matrices whose memory lies between inaccessible pages, with every
+instruction set of this processor. An access outside a matrix ends the process with SIGSEGV; the
+last line of the output names the product.
 
     python -X faulthandler tests/sanitize/guard_pages.py
 
@@ -30,7 +30,9 @@ _LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def between_guards(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """Return a copy that ends where an inaccessible page starts, or starts where one ends."""
+    """Return a copy of the tensor between two inaccessible pages: its end touches the second page
+    if `at_end` is set, otherwise its start touches the first one.
+    """
     size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     offset = mmap.PAGESIZE + (size - tensor.nbytes if at_end else 0)
     room = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
@@ -45,7 +47,7 @@ def between_guards(tensor: Tensor, *, at_end: bool) -> Tensor:
 def multiply(
     instructions: str, dtype: torch.dtype, shape: tuple[int, int], num_rows: int, *, at_end: bool
 ) -> None:
-    """Run one product; its inputs, its matrix and its result lie between guard pages."""
+    """Compute one product whose inputs, matrix and result lie between guard pages."""
     num_inputs, num_outputs = shape
     matrix = PackedMatrix(torch.randn(num_outputs, num_inputs), torch.randn(num_outputs), dtype)
     parts = {"packed": matrix.packed, "bias": matrix.bias}

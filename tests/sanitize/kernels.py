@@ -1,11 +1,11 @@
-"""The tests of the CPU kernels, compiled with GCC's sanitizers: every access and every conversion
-that C leaves undefined is checked, and the first fault ends the run with its place in the source.
-Tiles (AMX) are read and written by inline assembly, which no sanitizer sees: `guard_pages.py`
-checks these.
+"""Runs the tests of the CPU kernels on a build with GCC's sanitizers. The sanitizers check every
+access, and every conversion that C leaves undefined; the first fault ends the run with its place in
+the source. Tiles (AMX) are read and written by inline assembly, which no sanitizer sees:
+`guard_pages.py` checks these.
 
     python tests/sanitize/kernels.py [ARGUMENT ...]        arguments for pytest
 
-As a plugin of pytest this module makes the tests load that build.
+As a plugin of pytest, this module makes the tests load that build.
 """
 
 from __future__ import annotations

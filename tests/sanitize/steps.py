@@ -1,12 +1,12 @@
-"""Fused steps of tiny models, for NVIDIA's memory checker: decodes, chunks, every sampling option,
-8 bits, head sizes that are no power of two, windows.
+"""Runs fused steps of tiny models for NVIDIA's memory checker. The runs have decodes, chunks, every
+sampling option, values in 8 bits, head sizes that are no power of two, and windows.
 
     compute-sanitizer --tool memcheck python tests/sanitize/steps.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \\
         python tests/sanitize/steps.py --exact
 
-With `--exact` no graph is captured, so that every tensor can be a separate allocation: the
-checker then sees the first byte after its end.
+With `--exact` no graph is captured, so that every tensor can be a separate allocation: the checker
+then detects an access to the first byte after a tensor's end.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _LONG = 2300
 
 @dataclass(frozen=True, slots=True)
 class _RepeatedRun:
-    """Calls `run` again, in place of the replay of a captured graph."""
+    """Stands for a captured graph: calls `run` again instead of a replay."""
 
     run: Callable[[], None]
 
@@ -153,7 +153,7 @@ def _run(executor: Executor, sampling: SamplingParams, lengths: tuple[int, ...])
 
 
 def main() -> None:
-    """Execute all RUNS. The memory checker reports errors."""
+    """Run the steps of every entry of RUNS; the memory checker reports wrong accesses."""
     is_exact = "--exact" in sys.argv[1:]
     if is_exact:
         _capture_nothing()

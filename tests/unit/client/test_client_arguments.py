@@ -1,4 +1,6 @@
-"""Invalid arguments of the client: the error names the argument, the rule and the value."""
+"""The client rejects invalid arguments with an error that names the argument, the rule and the
+value.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

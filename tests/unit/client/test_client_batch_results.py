@@ -1,4 +1,6 @@
-"""How a client combines events into whole generations, and the bounds of a batch."""
+"""How a client combines events into whole generations, and how many requests of a batch run at
+once.
+"""
 
 import grpc
 import pytest

@@ -1,6 +1,7 @@
-"""The client's errors: each reason of the contract has a subclass of the exception of its status,
-or that exception itself if both have the same name. Also their text, details, retry times and
-pickling.
+"""Each reason of the contract has a class among the client's errors: a subclass of the class of its
+status, or that class itself if both have the same name.
+
+The tests also check the errors' text, details, retry times and pickling.
 """
 
 import pickle

@@ -1,4 +1,6 @@
-"""The client's state of a Multiplex call: credit, ends, and events of unknown requests."""
+"""What a client keeps of a Multiplex call: credit, how requests and the call end, and events of
+requests that are not known.
+"""
 
 from typing import Any
 

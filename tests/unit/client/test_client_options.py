@@ -83,7 +83,9 @@ def is_ours(field: FieldDescriptor) -> bool:
 
 
 def set_paths(message: Any, prefix: str = "") -> set[str]:
-    """Return the paths of all set fields, down to those that are no messages of the contract."""
+    """Return the paths of all set fields. A field whose type is a message of the contract is
+    replaced by the set fields in that message.
+    """
     paths: set[str] = set()
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"

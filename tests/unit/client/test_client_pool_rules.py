@@ -1,5 +1,5 @@
 """How the client's pool selects channels, avoids failed ones, and limits open and waiting calls;
-addresses and service configs.
+which addresses and service configs are valid, and how they set up channels.
 """
 
 import json

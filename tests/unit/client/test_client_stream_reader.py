@@ -1,5 +1,5 @@
-"""The stream reader checks that events follow the contract: order, sequence numbers,
-exactly one end.
+"""The stream reader checks that events come in the order of the contract, with unbroken sequence
+numbers and exactly one end.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""A lone surrogate cannot be encoded in UTF-8: the client rejects the field that contains one;
-other requests are not affected.
+"""A lone surrogate cannot be encoded in UTF-8: the client rejects a request that contains one and
+names the field; other requests are not affected.
 """
 
 from typing import Any

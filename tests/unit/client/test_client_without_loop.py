@@ -1,5 +1,5 @@
-"""The client's coroutines in a thread without an event loop: results, early ends, and threads that
-have a loop.
+"""The client's coroutines run in a thread without an event loop: they return results or raise
+errors, iterators can be closed early, and a running loop of the thread is not affected.
 """
 
 import asyncio
@@ -47,7 +47,9 @@ def test_closing_an_iterator_early_closes_its_generator_at_once() -> None:
 
 
 async def test_a_running_loop_of_the_thread_does_not_manage_the_generators() -> None:
-    """The hooks of a running event loop would close the generators only when that loop ends."""
+    """The hooks of a running event loop would close the client's generators only when that loop
+    ends.
+    """
     hooks = sys.get_asyncgen_hooks()
     seen: list[object] = []
     sys.set_asyncgen_hooks(seen.append, hooks.finalizer)

@@ -1,4 +1,4 @@
-"""The build step that checks that the packages of the vendor's base image have not changed."""
+"""The build step detects every change of the packages in the vendor's base image."""
 
 import importlib.util
 import subprocess

@@ -29,7 +29,7 @@ COLLECTOR = loaded("collector.yaml")
 
 
 def mounts(name: str) -> dict[str, str]:
-    """Return a service's mounts: source on the host by target in the container."""
+    """Return a service's mounts as a dict of paths in the container to paths on the host."""
     return {
         target: source
         for source, target in (

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM container: its published port, its time to stop and its user."""
+"""The TensorRT-LLM container's published port, the time that it has to stop, and its user."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The examples of docs/tensorrt-llm.md: settings load, commands parse, quoted messages are in the
-code.
+"""The examples of settings in docs/tensorrt-llm.md load, and so does the file that Compose mounts;
+the commands of the container's files parse.
 """
 
 import ast

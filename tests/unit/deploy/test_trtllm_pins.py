@@ -51,8 +51,8 @@ OURS = {
 
 
 def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
-    """Return whether a version satisfies both; tried are their bounds, each also with `.1`
-    appended.
+    """Return whether a version satisfies both. The versions tried are the bounds of both, as they
+    are and with `.1` appended.
     """
     bounds = [Version(part.version) for part in [*ours, *theirs]]
     tried = [*bounds, *(Version(f"{bound.base_version}.1") for bound in bounds)]

@@ -1,5 +1,5 @@
-"""The code blocks of pages are valid: commands parse, Python compiles and imports what exists, data
-files parse.
+"""The code blocks of pages are valid. Commands and data files parse, and Python code compiles and
+imports only what exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pages_with(*languages: str) -> list[Path]:
 
 
 def wrong_command(words: tuple[str, ...]) -> str | None:
-    """Return what is wrong with a call of `penstock`, or None."""
+    """Return what is wrong with a call of `penstock`, or None if nothing is."""
     arguments = tuple(word for word in words[1:] if word != "...")  # whatever else you need
     if not arguments or arguments[0].startswith("-"):
         return None if arguments in {(), ("--help",), ("-h",)} else f"no such option: {arguments}"

@@ -1,4 +1,4 @@
-"""Attention over pages, computed in plain float32. Pages that must not be read contain NaN."""
+"""A reference for attention over pages, in plain float32. Pages that must not be read hold NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The shape of heads, the page layout and the attention options of a layer."""
+    """A test case: the shape of heads, the page layout and the attention options of a layer."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -144,8 +144,8 @@ class AttentionBench:
         return self.random(num_tokens, width)
 
     def expected(self, slot: int, qkv: Tensor, start: int) -> Tensor:
-        """Return the attention output [n, Hq * D] of tokens `qkv` [n, (Hq + 2 * Hkv) * D] of one
-        request, the first of which is at position `start`.
+        """Return the attention output [n, Hq * D] of consecutive tokens of one request, whose `qkv`
+        is [n, (Hq + 2 * Hkv) * D]; the first token is at position `start`.
         """
         case = self.case
         num_tokens = len(qkv)
@@ -167,8 +167,9 @@ class AttentionBench:
         return out.reshape(num_tokens, -1)
 
     def expected_decodes(self, slots: Sequence[int], qkv: Tensor, starts: Sequence[int]) -> Tensor:
-        """Return the attention output [n, Hq * D] of one token of each of `slots`; `qkv` [n, (Hq +
-        2 * Hkv) * D]. `starts`: the position of each slot's token, by slot.
+        """Return the attention output [n, Hq * D] of one token of each of `slots`. `qkv` [n, (Hq +
+        2 * Hkv) * D] has a row for each token; `starts[slot]` is the position of the token in that
+        slot.
         """
         rows = zip(slots, qkv.split(1), strict=True)
         return torch.cat([self.expected(slot, row, starts[slot]) for slot, row in rows])

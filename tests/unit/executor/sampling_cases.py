@@ -18,7 +18,9 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def splitmix_uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) of the documented hash, computed with Python integers."""
+    """Return the documented hash of `seed` and `position` as a number in [0, 1), computed with
+    Python integers.
+    """
     whole = (1 << 64) - 1
 
     def mix(value: int) -> int:
@@ -52,8 +54,8 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Return the logits after penalties, bias and banned stop tokens, computed
-        token by token.
+        """Return the logits after penalties, bias and banned stop tokens, which are computed token
+        by token.
         """
         logits = self.logits.astype(np.float64)
         sampling = self.sampling

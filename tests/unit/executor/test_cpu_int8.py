@@ -1,4 +1,6 @@
-"""Keys, values and weights in 8 bits: every instruction set of this machine compared with torch."""
+"""The kernels for keys, values and weights in 8 bits and for weights in bfloat16, compared with
+torch for every instruction set of this machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models in 8 bits on a CPU: difference from float32, memory, and rejected models."""
+"""Models in 8 bits on a CPU: how far they differ from float32, how much memory they take, and which
+of them are rejected.
+"""
 
 from __future__ import annotations
 

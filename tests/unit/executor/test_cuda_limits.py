@@ -1,4 +1,6 @@
-"""Limits of the CUDA path: scratch memory of tiles, scales of pages, and settings for 8 bits."""
+"""Limits of the CUDA path: the scratch memory of tiles, the scales of pages, and which settings for
+8 bits a GPU supports.
+"""
 
 from __future__ import annotations
 

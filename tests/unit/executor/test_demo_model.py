@@ -1,5 +1,5 @@
-"""The included model: consistent files, readable text, and text that does not depend on other
-requests.
+"""The included model has consistent files, generates readable text, and generates the same text
+whatever other requests run.
 """
 
 from __future__ import annotations

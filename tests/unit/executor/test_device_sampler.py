@@ -129,7 +129,9 @@ def test_all_ties_at_the_threshold_are_kept(top_k: int) -> None:
 
 
 def wide_logits(num_rows: int) -> torch.Tensor:
-    """Return bfloat16 logits [num_rows, WIDE]: flat, usual, peaked and equal ones in turn."""
+    """Return bfloat16 logits [num_rows, WIDE]. The rows are flat, usual, peaked and constant in
+    turn.
+    """
     random = np.random.default_rng(5)
     scales = np.resize([0.5, 2.0, 6.0, 0.0], num_rows)[:, None]
     rows = random.normal(0, 1, (num_rows, WIDE)) * scales

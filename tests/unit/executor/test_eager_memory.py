@@ -1,4 +1,6 @@
-"""The measurement of the eager path's memory, on a CPU with a peak counter for host memory."""
+"""How the memory of the eager path is measured. The tests run on a CPU, with a counter of peak host
+memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MAX_NUM_SEQS, BUDGET = 6, 200
 def measure(
     folder: Path, peak_of: Callable[[Callable[[], Any]], int]
 ) -> tuple[int, list[weakref.ref[StepForward]]]:
-    """Return the measured bytes, and weak references to the forwards that were created."""
+    """Return the bytes measured for a step of the eager path, and weak references to the forwards
+    that the measurement created.
+    """
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )

@@ -1,4 +1,6 @@
-"""The executor's settings: ranges, the JSON form, model folders, and which executor is created."""
+"""The ranges and the JSON form of the executor's settings, how model folders are found, and which
+executor is created.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Direct launches of kernels, on CUDA or in Triton's interpreter."""
+"""After its first launch a kernel is launched directly, without Triton's launcher. The tests run on
+CUDA or in Triton's interpreter.
+"""
 
 from __future__ import annotations
 

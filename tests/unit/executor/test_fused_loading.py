@@ -1,4 +1,6 @@
-"""The build of the fused step: errors, reserved memory, and checkpoints in 8 bits."""
+"""How the fused step is built: what happens if that fails, how much memory is reserved, and how
+checkpoints in 8 bits are loaded.
+"""
 
 from __future__ import annotations
 
@@ -122,8 +124,8 @@ class _CheckedError(Exception):
 def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights with one scale per tensor that are quantised again with one per channel would be
-    different.
+    """The weights have one scale per tensor. They would change if they were quantised again with
+    one scale per channel.
     """
     folder = save_quantised_model(
         "llama", tmp_path, form="modelopt", kind="int8", num_hidden_layers=1

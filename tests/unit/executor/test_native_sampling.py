@@ -1,4 +1,6 @@
-"""The compiled kernels sample exactly as PyTorch does: the same thresholds, numbers and order."""
+"""The compiled kernels sample exactly as PyTorch does: with the same thresholds, random numbers and
+order of tokens.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from unit.executor.host_queue import HostQueue
 
 @pytest.fixture
 def batch() -> Batch:
-    """Provide a decode in slot 2 and a chunk in slot 0 with 8 cached tokens, in blocks
-    of 4 tokens.
+    """Provide a batch of a decode in slot 2 and a chunk in slot 0 that comes after 8 cached tokens.
+    Blocks have 4 tokens.
     """
     arrays = SlotArrays(num_slots=3, max_seq_len=20, block_size=4)
     arrays.token_ids[:] = np.arange(60).reshape(3, 20)
@@ -50,7 +50,7 @@ def test_a_packed_step_holds_every_token_and_where_it_goes(batch: Batch) -> None
 def test_blocks_of_cached_tokens_are_sent_to_the_block_table_of_the_device(
     batch: Batch,
 ) -> None:
-    """The blocks of cached tokens are sent by index in the device's block table, whose width
+    """Each block of cached tokens is sent with its index in the device's block table, whose width
     differs from that of the scheduler's table.
     """
     rows = staging().stage_packed(batch, tokens_per_tile=4, table_width=11)

@@ -1,4 +1,6 @@
-"""The simulated executor under an engine: its limits, its time and its shutdown."""
+"""The limits of the simulated executor, the time that its steps take, and its end, under an engine
+or in its own process.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The check that a model computes what its module tree implies, and that the check leaves the model
-unchanged.
+"""The structure check detects a model that computes something else than its module tree implies,
+and leaves the model unchanged.
 """
 
 from __future__ import annotations

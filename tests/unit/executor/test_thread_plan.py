@@ -1,6 +1,4 @@
-"""Compute threads: how many there are, how they wait, and when one thread computes a
-layer alone.
-"""
+"""How many compute threads there are, how they wait, and when one thread computes a layer alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Paged attention and its helpers without a model: accuracy in bfloat16, grouping, packing."""
+"""Paged attention and its helpers, without a model: how accurate they are, how rows are grouped,
+and which weights are packed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the torch executor: the device that is used, and the one that messages name."""
+"""Which device the torch executor uses, and which index of a GPU its messages have."""
 
 from __future__ import annotations
 

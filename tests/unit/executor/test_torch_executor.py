@@ -1,5 +1,5 @@
-"""Edge cases of the torch executor: failures of single requests, prompt log
-probabilities, limits.
+"""Edge cases of the torch executor, such as failures of single requests, prompt log probabilities
+and limits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps of the torch executor that raise: the request that causes it fails, and the others
+"""If a step of the torch executor raises, the request that causes it fails, and the others
 continue.
 
 Every step mixes decode rows and prefill chunks. Greedy output must equal the naive model's,

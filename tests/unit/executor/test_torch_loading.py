@@ -191,18 +191,18 @@ Leak = Callable[[Tensor, Tensor], Tensor]
 
 
 def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Add the previous token, as a convolution or a token shift does."""
+    """Add the hidden state of the previous token, as a convolution or a token shift does."""
     return hidden + hidden.roll(1, dims=1)
 
 
 def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Add a position that is computed from the index in the input, not from `positions`."""
+    """Add a number for the token's index in the input, as a model does that ignores `positions`."""
     return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
 
 
 def scale_by_longest(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Scale by the largest position, as dynamic rotary embeddings do: a long sequence changes all
-    others.
+    """Scale by the largest position of the input, as dynamic rotary embeddings do: a long sequence
+    changes all others.
     """
     return hidden * (1 + positions.max() / 100)
 
@@ -288,7 +288,7 @@ META = torch.device("meta")
 
 
 def layers(count: int) -> nn.Module:
-    """Return layers with weights of one GiB each, which take no memory."""
+    """Return `count` layers whose weights have one GiB each, but share one byte of memory."""
     row = torch.empty(1, dtype=torch.uint8).expand(GIB)
     parts = [nn.ParameterList([nn.Parameter(row, requires_grad=False)]) for _ in range(count)]
     return nn.ModuleList(parts)

@@ -1,4 +1,6 @@
-"""The number of pages on a device: computed from free memory, set, or rejected."""
+"""How many pages a device gets: the number is computed from free memory or set, and rejected if the
+memory is too small.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of the TensorRT-LLM executor: ranges and dependencies."""
+"""The ranges of the TensorRT-LLM executor's settings, and which settings depend on others."""
 
 from typing import Any
 

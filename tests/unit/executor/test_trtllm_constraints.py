@@ -1,5 +1,5 @@
-"""Constraints of the TensorRT-LLM executor: regular expressions for choices, at most one check at a
-time for each tenant, and the processes that run the checks.
+"""How the TensorRT-LLM executor checks constraints: the regular expressions for choices, the limit
+of one check at a time for each tenant, and the processes that run the checks.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def test_a_choice_regex_has_no_groups() -> None:
 
 
 class Grammar:
-    """A compiler that blocks until it is released. `begun`: the texts whose compilation was
-    started, in order.
+    """A compiler that blocks until it is released. `begun`: the texts that it began to compile, in
+    order.
     """
 
     begun: list[str]

@@ -1,4 +1,4 @@
-"""The manifest of a cached engine, intact and damaged."""
+"""A malformed manifest of a cached engine is detected as damage, and an intact engine has none."""
 
 from __future__ import annotations
 

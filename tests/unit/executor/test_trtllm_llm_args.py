@@ -1,4 +1,6 @@
-"""How our settings become arguments of the vendor's constructor: names, classes, rejections."""
+"""How our settings become arguments of the vendor's constructor: under which names, in which
+classes, and which are rejected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop that runs all calls of the engine, and calls that must not block it."""
+"""The event loop runs all calls of the engine, and blocking calls run outside it."""
 
 from __future__ import annotations
 

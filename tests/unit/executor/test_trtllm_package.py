@@ -1,4 +1,6 @@
-"""The installed TensorRT-LLM: detection, rejection, and removal of an MPI job's variables."""
+"""How the installed TensorRT-LLM is examined, when it is rejected, and that the variables of an MPI
+job are removed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from unit.executor.trtllm_recorder import recording_package
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Put a package `tensorrt_llm` that has only this source on the import path."""
+    """Put a package `tensorrt_llm`, which consists of this source alone, on the import path."""
     package = folder / "tensorrt_llm"
     package.mkdir()
     (package / "__init__.py").write_text(source)

@@ -1,5 +1,5 @@
 """How constraints, cache options and adapters of a request become arguments of the engine, and
-rejections.
+which of them are rejected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How a request becomes arguments of the engine: every rule of the mapping, and rejections."""
+"""How a request becomes arguments of the engine, by every rule of the mapping, and which requests
+are rejected.
+"""
 
 from __future__ import annotations
 

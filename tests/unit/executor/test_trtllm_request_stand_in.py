@@ -80,8 +80,8 @@ def test_an_adapter_without_its_folder_is_rejected_at_the_start(tmp_path: Path) 
 
 @pytest.mark.parametrize("later_stops", [(), (4095,)], ids=["end id", "stop id"])
 def test_the_stand_in_stops_at_our_end_ids(tmp_path: Path, later_stops: tuple[int, ...]) -> None:
-    """Both the end id, which is the last of `stop_ids`, and a stop id end the output, which
-    contains that token.
+    """The end id, which is the last of `stop_ids`, ends the output as any other stop id does; the
+    output contains that token.
     """
     harness = TrtllmHarness(tmp_path, is_free=True)
     prompt = [5, 6, 7]

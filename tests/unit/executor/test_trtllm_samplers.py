@@ -1,4 +1,4 @@
-"""Which features the executor offers: none that the sampler may silently ignore."""
+"""The executor offers only features that the engine's sampler does not silently ignore."""
 
 from __future__ import annotations
 

@@ -39,10 +39,11 @@ def test_statistics_are_read() -> None:
 
 
 def pushing_llm(opened: list[int], revived: list[int]) -> Any:
-    """Return an engine whose iterators of statistics end early: every second one after one
-    iteration, the others at once.
+    """Return an engine whose iterators of statistics end early: the first, third, fifth and so on
+    after one iteration, the others at once.
 
-    `opened` and `revived` record its iterators and the calls of `mark_undone`.
+    `opened` gets the number of each iterator that is opened; `revived` gets the number of the last
+    one at each call of `mark_undone`.
     """
 
     class Pushed:

@@ -1,4 +1,6 @@
-"""How many replicas are requested for given queue times and busy shares of replicas."""
+"""How many replicas are requested, given the queue times and the share of busy time of each
+replica.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class FixedCostEngine:
         return make_spec(key, [i % 90 for i in range(num_prompt)], **options)
 
     def request(self, key: int, num_prompt: int, **options: Any) -> Request:
-        """Return a request that is not submitted."""
+        """Return a request of the scheduler without submitting it."""
         spec = self.spec(key, num_prompt, **options)
         return Request(
             spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)

@@ -1,4 +1,4 @@
-"""How long blocks are kept: references of requests, retention, sessions."""
+"""How long blocks are kept by references of requests, by retention and by sessions."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def levels(pool: BlockPool, blocks: list[int]) -> list[int | None]:
 
 
 def evicted(pool: BlockPool, blocks: list[int]) -> list[int]:
-    """Return `blocks` in the order in which the pool evicts them."""
+    """Evict all of `blocks` by allocating; return them in the order of their eviction."""
     order: list[int] = []
     while set(blocks) - set(order):
         (block,) = pool.allocate(1).tolist()

@@ -1,5 +1,5 @@
-"""The index of cached blocks: what a watch reports, and that nothing is recorded
-without subscribers.
+"""What a watch of the index of cached blocks reports, and that the index records nothing without
+subscribers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ BLOCK = 16
 
 
 def chain(salt: bytes, num_blocks: int, first: int = 0) -> tuple[tuple[bytes, ...], bytes]:
-    """Return the digests of a chain of blocks, and its tokens as bytes."""
+    """Return the digests of a chain of blocks, and the tokens of the chain as bytes. The token ids
+    are consecutive from `first` on.
+    """
     tokens = np.arange(first, first + num_blocks * BLOCK, dtype=np.int32)
     return hash_blocks(tokens, BLOCK, chain_root(salt)), tokens.tobytes()
 

@@ -19,7 +19,7 @@ ALONE_S = 0.11
 
 
 def set_bias(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """Set the measured bias of predictions to -`error`: they are too long by this share."""
+    """Set the measured bias of predictions to -`error`: predictions are too long by this share."""
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 

@@ -1,5 +1,5 @@
-"""A full queue: in a fair order, requests of the tenant with the largest share of it
-are displaced.
+"""In a fair order, a full queue displaces requests of the tenant that has the largest share of the
+queue.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def engine_of(**config: Any) -> Engine:
 
 
 def submit(engine: Engine, *specs: RequestSpec) -> list[int]:
-    """Submit each spec as a separate request; return the keys of rejected and displaced
-    requests.
+    """Submit each spec as a separate request; return the keys of requests that were rejected or
+    displaced.
     """
     for spec in specs:
         engine.submit((spec,))

@@ -1,4 +1,6 @@
-"""Plans and results alternate: how many steps are in flight, and that none is skipped."""
+"""Plans and results alternate: the next step is launched before the result of the last one is
+taken, and no step is skipped.
+"""
 
 import pytest
 

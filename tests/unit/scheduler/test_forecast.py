@@ -1,4 +1,4 @@
-"""The forecast: results computed by hand, and how each bound simplifies."""
+"""Forecasts are compared with results that were computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The value of cached blocks, which hits are recorded, and eviction by value in a pool."""
+"""How the value of cached blocks is computed, which hits are recorded, and in which order a pool
+evicts blocks by value.
+"""
 
 import numpy as np
 import pytest
@@ -43,8 +45,10 @@ def test_old_hits_lose_weight() -> None:
 
 
 def hits_of_conversations(order: EvictionOrder | None, num_common: int = 0) -> float:
-    """Return the hit share of two conversations with rare turns, among prompts that occur once. All
-    begin with the same `num_common` blocks, which do not count.
+    """Return the share of blocks that were found in the pool, over prompts that occur once and rare
+    turns of two conversations.
+
+    All prompts begin with the same `num_common` blocks, which are left out of the share.
     """
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0

@@ -23,8 +23,8 @@ NUM_BLOCKS = 4 * check_pieces.PIECE
 
 
 def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
-    """Return an idle engine with all kinds of blocks: free, cached at two levels, registered, and
-    held by a session.
+    """Return an idle engine with free blocks, blocks that are cached at two levels, and blocks that
+    a session holds.
     """
     engine, _ = make_engine(
         num_blocks=NUM_BLOCKS,

@@ -1,5 +1,5 @@
-"""The prefill budget and the batch limit: their values, their changes, and that the control loop
-does not oscillate.
+"""Which prefill budget and which batch limit keep a latency target, how they change, and that the
+control loop does not oscillate.
 
 The loop runs with simulated step times, noise and pauses. The tests check sequences, not times of
 this machine.
@@ -137,8 +137,9 @@ def test_step_response_falls_at_once_and_rises_without_overshoot() -> None:
 
 @dataclass(slots=True)
 class Loop:
-    """Simulated step times, the fit and the prefill limit. `true_s(prefill, decodes, context)`
-    returns the duration of a step.
+    """A control loop of simulated step times, the fit and the prefill limit. `true_s(prefill,
+    decodes, context)` returns the duration of a step from its numbers of prefill tokens, decodes
+    and context tokens.
     """
 
     true_s: Callable[[int, int, int], float]
@@ -191,7 +192,9 @@ def convex(prefill: int, decodes: int, context: int) -> float:
 
 
 def stairs(prefill: int, decodes: int, context: int) -> float:
-    """Return the step time of a kernel that pads prefill to tiles of 128 rows and decodes to 8."""
+    """Return the step time of a kernel that pads prefill to tiles of 128 tokens, and decodes to
+    tiles of 8.
+    """
     return linear(-(-prefill // 128) * 128, -(-decodes // 8) * 8, context)
 
 

@@ -1,4 +1,6 @@
-"""How long the prefill budget waits after an increase that the cost coefficients reversed."""
+"""How long the prefill budget waits before its next increase, if rising costs reversed the last
+one.
+"""
 
 from itertools import pairwise
 

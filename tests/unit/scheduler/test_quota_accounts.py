@@ -1,4 +1,4 @@
-"""Quotas in an engine: what counts, when it is charged, and changes of limits."""
+"""Quotas in an engine: what is charged, when it is charged, and what a change of limits does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine_with(
 
 
 def rejection(engine: Engine, spec: RequestSpec) -> Failed | None:
-    """Run a request to its end; return its failure, None if it succeeded."""
+    """Run a request to its end; return its failure, or None if it succeeded."""
     engine.submit((spec,))
     ends = [end for events in run_until_idle(engine) for end in events.ends]
     rejected = [end for end in ends if isinstance(end, Failed)]

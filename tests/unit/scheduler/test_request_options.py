@@ -1,4 +1,4 @@
-"""The options that a request passes to its executor: invalid values are rejected."""
+"""Invalid values of the options that a request passes to its executor are rejected."""
 
 from __future__ import annotations
 

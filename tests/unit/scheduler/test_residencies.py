@@ -1,4 +1,6 @@
-"""A request's time in the running batch: its chunks, its steps, and concurrent requests."""
+"""What is reported about a request's time in the running batch: the number of its chunks and steps,
+and how many requests ran with it.
+"""
 
 from __future__ import annotations
 

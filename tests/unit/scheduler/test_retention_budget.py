@@ -1,4 +1,6 @@
-"""Retention above the default priority is limited: for all blocks, for one tenant, and in time."""
+"""Retention above the default priority is limited in the number of blocks, in total and for each
+tenant, and in time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which request runs in which step: budget, chunks, order, prefix reuse, siblings, pipeline."""
+"""Which request runs in which step. The tests cover the token budget, chunks, the order of
+requests, the reuse of prefixes, several outputs of one request, preemption, and pipeline depths.
+"""
 
 import itertools
 

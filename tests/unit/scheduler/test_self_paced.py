@@ -1,4 +1,6 @@
-"""The scheduler over a self-paced executor: which requests run, and turns without results."""
+"""Which requests the scheduler runs over a self-paced executor, and what it does in turns without
+results.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def shares_of(engine: Engine) -> FairShare:
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
-    """Return the keys of the requests to preempt for the first request of a tenant."""
+    """Return the keys of the requests to preempt for the first request of another tenant, which
+    lacks `num_blocks_short` blocks and, if `is_slot`, a slot.
+    """
     lack = Shortage(
         tenant=engine.tenants.join("quiet"),
         level=0,

@@ -1,5 +1,5 @@
-"""Running prompts that would be late if they shared steps: which of them gets the steps, and
-admission.
+"""Which running prompt gets the steps if prompts would be late by sharing them, and which requests
+are then not admitted.
 """
 
 from typing import Any

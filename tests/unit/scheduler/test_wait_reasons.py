@@ -281,7 +281,9 @@ def test_rejected_requests_have_no_wait() -> None:
 
 
 def test_counts_of_a_waiting_request_survive_many_arrivals() -> None:
-    """Entries are reused; a request that waits all the time keeps its counts."""
+    """Entries are reused; a request that waits all the time keeps the number of requests that
+    passed it.
+    """
     site = Site(max_num_seqs=1, aging_s=math.inf)
     num_others = 600
     old = make_spec(10**6, 3, hashed=False, arrival_s=site.clock(), priority=-1)

@@ -1,4 +1,6 @@
-"""The queue's order, the expiry of requests, and outputs that wait for their leader."""
+"""In which order requests leave the queue, when they are due, and how outputs wait for their
+leader.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The sums over the requests before a new one, compared with a pass over the queue."""
+"""The work that is ahead of a new request, summed without a pass over the queue."""
 
 import numpy as np
 from hypothesis import given

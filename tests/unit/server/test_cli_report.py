@@ -1,4 +1,4 @@
-"""The summary line of a generation."""
+"""The summary line of a generation explains a queue time above the time to the first token."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The engine process: limits from the policy file, warnings, and which part raised the exception
-that ended it.
+"""The engine process takes limits from the policy file, warns of low ones, and reports which part
+raised the exception that ended it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings converted to JSON and back: value types that no executor's settings use."""
+"""Settings are converted to JSON and back, with a value type that no executor's settings use."""
 
 from __future__ import annotations
 

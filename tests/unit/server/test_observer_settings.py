@@ -1,4 +1,6 @@
-"""The operators' settings: ports, traces by environment variables, the flight recorder."""
+"""The operators' settings for ports, traces and the flight recorder, from flags and environment
+variables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings of processes from flags and environment variables: limits, suspects, the gateway."""
+"""Settings of processes from flags and environment variables, such as limits, suspected requests
+and the gateway.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`penstock serve --executor trtllm`: where its settings come from, and which values
-are derived.
-"""
+"""Where `penstock serve --executor trtllm` takes its settings from, and which ones are derived."""
 
 from __future__ import annotations
 

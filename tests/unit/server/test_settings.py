@@ -1,4 +1,6 @@
-"""Settings from a file, errors for invalid ones, and the generated page and help."""
+"""Settings are read from a file, errors name invalid ones, and the page and the help of settings
+are generated.
+"""
 
 import re
 from dataclasses import dataclass, is_dataclass

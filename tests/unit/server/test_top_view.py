@@ -1,4 +1,4 @@
-"""What `penstock top` draws, and its history."""
+"""What `penstock top` draws, and in which order it sorts requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `penstock bench` plans and checks before it sends requests, and its report."""
+"""What `penstock bench` plans and checks before it sends requests, and what it reports."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The demo's scene about deadlines: how it measures the capacity, and its check that the load
+"""How the demo's scene about deadlines measures the capacity, and how it checks that the load
 exceeded it.
 """
 

@@ -1,4 +1,6 @@
-"""What the demo prints: states and text as lines, fixed panes, the final table."""
+"""Which sequences of states the demo takes as complete, how it reports failures, and that it prints
+a state after the text before it.
+"""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What a load recorder counts, from when on, and the sum of several recorders."""
+"""What a load recorder counts, from which time on, and what several recorders count together."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ def histogram_of(*durations_s: float) -> LatencyHistogram:
 
 
 def served(recorder: LoadRecorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
-    """Record a request with one token at each of these times, which ends with the last."""
+    """Record a request that gets one token at each of the times `at_s`, and ends with the last."""
     record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
     for moment_s in at_s:
         record.tokens(moment_s, 1)

@@ -1,5 +1,5 @@
-"""Arrival times and lengths of requests: determined by the seed, and the same for any number of
-processes.
+"""The arrival times and lengths of requests are determined by the seed, and are the same for any
+number of processes.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The parts of HTML reports."""
+"""The text in tables of HTML reports is escaped."""
 
 from penstock.tools.pages import html_table
 

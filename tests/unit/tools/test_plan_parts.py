@@ -1,4 +1,6 @@
-"""The parts of a plan: the search, the window, the targets, the settings of candidates."""
+"""The parts of a plan: how it searches, which window of a trace it uses, when targets are met, and
+which settings a candidate has.
+"""
 
 import dataclasses
 import math
@@ -30,8 +32,8 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class ThresholdPredicate:
-    """A predicate that is true for the given numbers and for all from `or_from` on. `calls`: the
-    arguments of its calls, in order.
+    """A predicate that is true for the given numbers, and for all from `or_from` on. `calls`: the
+    numbers for which it was called, in order.
     """
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:

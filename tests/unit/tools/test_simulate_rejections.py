@@ -18,8 +18,8 @@ HUGE = "9" * 20
 
 
 def rejection(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Run a command that must exit with code 2; return its error, which is one line or begins with
-    the usage.
+    """Run a command that must exit with code 2; return its error, which must be one line or begin
+    with the usage.
     """
     code = main([str(argument) for argument in arguments])
     printed = capsys.readouterr().err

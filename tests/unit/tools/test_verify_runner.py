@@ -1,4 +1,6 @@
-"""Running checks: results, skipped checks, time limits, and the wait for a new engine."""
+"""How checks are run: their results, which are skipped, their time limits, and the wait for a new
+engine.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -168,8 +170,8 @@ def test_the_check_unsupported_requests_every_feature() -> None:
 
 
 class FakeClient:
-    """A client of a service whose engine changes with every answer. `ready_at_s`: when each became
-    ready, None if there is none.
+    """A client of a service whose engine changes with every answer until the last one.
+    `ready_at_s`: when the engine of each answer became ready, None if there is none.
     """
 
     def __init__(self, *ready_at_s: float | None) -> None:

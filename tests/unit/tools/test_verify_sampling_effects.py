@@ -1,4 +1,6 @@
-"""Which tokens the checks of truncation accept: the likeliest ones and those that tie with them."""
+"""Which tokens the checks of truncated sampling accept: the likeliest ones and those that tie with
+them.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Fixtures of the gateway protocol's tests: the protocol's generated code."""
+"""Leaves the tests of the gateway protocol out if its generated code, `smg_grpc_proto`, is not
+installed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The load that is reported to the gateway: figures of the engine's status board, the rate of
-output tokens between two readings, and the share of cached prompt tokens.
+"""The load that is reported to the gateway. It consists of figures of the engine's status board,
+the rate of output tokens between two readings, and the share of cached prompt tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A gateway's request becomes a GenerateRequest: every field of its contract, and every default."""
+"""A gateway's request becomes a GenerateRequest. The tests cover every field of the gateway's
+contract, and every default.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ IGNORED_FIELDS = frozenset(
 
 
 def asked(**params: Any) -> vllm.GenerateRequest:
-    """Return a request of two tokens with these sampling parameters."""
+    """Return a request with a prompt of two token ids and with these sampling parameters."""
     message = vllm.GenerateRequest(request_id="r-1", stream=True)
     message.tokenized.input_ids.extend([5, 6])
     message.sampling_params.CopyFrom(vllm.SamplingParams(**params))

@@ -1,4 +1,6 @@
-"""The archive of a tokenizer: which files it has, reproducible bytes, limited size."""
+"""The archive of a tokenizer has only the tokenizer's files, reproducible bytes, and a size within
+the gateway's limit.
+"""
 
 from __future__ import annotations
 

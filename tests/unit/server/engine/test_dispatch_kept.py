@@ -1,4 +1,4 @@
-"""Requests without a connected front that are submitted again: none runs twice, and none without a
+"""Requests without a connected front are submitted again. None runs twice, and none runs without a
 client.
 """
 
@@ -95,7 +95,7 @@ def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """Run a step; return the keys of each Detach frame that the front is sent."""
+    """Run a step; return the request keys in each Detach frame that is sent to the front."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

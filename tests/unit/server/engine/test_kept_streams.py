@@ -1,4 +1,6 @@
-"""Streams that the engine keeps after their calls: complete, kept once, and within limits."""
+"""The streams that the engine keeps after their calls are complete, are kept once, and stay within
+limits.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class Store:
 
 
 def tokens_of(stream: KeptStream) -> dict[int, list[int]]:
-    """Return the tokens of the stream by key, without the front's part of the key."""
+    """Return the tokens of the stream by request key; the keys lack the part that identifies the
+    front.
+    """
     reported: dict[int, list[int]] = {}
     for events in stream.history():
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
@@ -287,7 +291,7 @@ class Model:
 
     def _tokens(self, token: int) -> None:
         """Report a token for every request that was begun; expect it in the streams of those that
-        still run.
+        are still live.
         """
         for name, (key, ids) in self.reported.items():
             stream = self.store.kept.find(name)

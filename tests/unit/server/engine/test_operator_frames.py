@@ -1,4 +1,4 @@
-"""Commands of the observer to an engine: the dispatcher's responses, directly and over a socket."""
+"""How an engine answers commands of the observer, from the dispatcher itself and over a socket."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The accounts of requests: one record each, with the engine's final report if it
-arrives in time.
+"""The account of a request makes one record, with the engine's final report if that arrives in
+time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AccountsHarness:
         self.accounts = Accounts(self.log.recorder, **(settings | options))
 
     def live(self, key: int) -> RequestAccount:
-        """Return the account of a request that was submitted to the engine."""
+        """Open and return the account of a request that was submitted to the engine."""
         account = self.accounts.open("Generate", arrival_s=0.0)
         generation = GenerationSpec(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
         account.live = LiveRequest(f"r-{key}", generation, 0.0)

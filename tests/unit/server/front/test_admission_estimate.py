@@ -1,4 +1,4 @@
-"""A front rejects requests by the queue that the engine publishes."""
+"""A front decides which requests to reject by the state of the queue that the engine publishes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_withdrawn_request_frees_its_place_before_the_engine_publishes_it() ->
 
 
 class WaitingRequests:
-    """The requests of a front that wait."""
+    """Live requests of a front, none of which has a running output."""
 
     def __init__(self) -> None:
         self.requests: list[LiveRequest] = []

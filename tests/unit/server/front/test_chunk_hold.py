@@ -1,4 +1,4 @@
-"""Streams whose clients ask for larger messages: how much text is held back, and for how long."""
+"""How much text of a stream is held back, and how long, if its client asks for larger messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings about closed streams: at most one per second, with a count that includes all."""
+"""Warnings about closed streams: at most one per second; the next one counts those left out."""
 
 import logging
 

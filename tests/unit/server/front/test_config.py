@@ -1,4 +1,6 @@
-"""Limits of connections: an invalid value is reported by its command-line flag."""
+"""An invalid limit of connections is reported by its command-line flag, and valid ones reach the
+front.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The front without gRPC: events while a request is being opened, and its live requests."""
+"""The front without gRPC: which events may come while a request is being opened, and how the front
+keeps its live requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of a request: its state, its times, and the segments of its record."""
+"""The phases of a request determine its state, its times, and the segments of its record."""
 
 from __future__ import annotations
 

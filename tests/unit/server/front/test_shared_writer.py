@@ -1,4 +1,6 @@
-"""One writer for many streams: ready streams, one wake-up for all, closing."""
+"""One writer for many streams takes all ready ones at once, can be woken without any, and ends when
+it is aborted.
+"""
 
 from __future__ import annotations
 

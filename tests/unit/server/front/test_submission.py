@@ -304,7 +304,7 @@ SEEDS_OF_7 = [7, 5576936958904625109, 16783414663788028321, 4313588532706559288]
 
 
 def seeds_of(seed: int, num_outputs: int) -> list[int]:
-    """Return the seeds that the engine gets, in the order of the outputs."""
+    """Return the seeds that the engine gets for the outputs, in the order of the outputs."""
     sampling = Sampling(num_outputs=num_outputs)
     submission = submit(structs.replace(GENERATION, sampling=sampling), seed=seed)
     assert submission.seed == seed

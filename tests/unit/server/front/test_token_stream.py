@@ -1,4 +1,4 @@
-"""What a stream holds until it is read."""
+"""What a stream holds until it is read, in which parts it is read, and how it ends."""
 
 from __future__ import annotations
 

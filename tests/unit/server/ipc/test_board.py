@@ -1,5 +1,5 @@
-"""The engine's status board and the fronts' heartbeats: readers get what was written, and
-counts begin again with a new writer.
+"""The engine's status board and the fronts' heartbeats. Readers get what was written, and counters
+start again with a new writer.
 """
 
 from __future__ import annotations

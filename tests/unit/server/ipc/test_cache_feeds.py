@@ -1,4 +1,6 @@
-"""Fronts follow the cached blocks: in parts, in order, also after an overrun or a lost engine."""
+"""Fronts follow the cached blocks of an engine. They get them in parts and in order, also after an
+overrun or the loss of the engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A front's connection to the observer over a real socket: batches, limits, losses, responses."""
+"""A front's connection to the observer over a real socket: how reports are sent in batches, what is
+dropped at limits and losses, and how the observer's commands are answered.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class FakeObserver:
         return self.peers[-1]
 
     async def greeted(self) -> Peer:
-        """Accept a connection of the front, and read the Hello frame."""
+        """Accept a connection of the front, read its Hello frame, and return the observer's end."""
         peer = await self.accept()
         assert await peer.next() == HELLO
         return peer

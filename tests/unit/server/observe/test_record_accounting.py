@@ -1,5 +1,5 @@
-"""Records of ended requests: each is counted, and sent to another process completely or
-not at all.
+"""Each record of an ended request is counted, and is sent to another process completely or not at
+all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""W3C trace context: parsed strictly, written correctly, and never the cause of a failure."""
+"""W3C trace context is parsed strictly and written correctly, and never causes a failure."""
 
 from __future__ import annotations
 

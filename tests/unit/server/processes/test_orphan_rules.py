@@ -18,8 +18,8 @@ from penstock.server.processes.orphans import Orphans
 
 
 class Table:
-    """The children of this process, which the test sets. `kills`: returns whether a signal ends a
-    process.
+    """The children of this process, which the test sets. `kills`: a function that returns whether a
+    signal ends a process.
     """
 
     def __init__(self, here: int) -> None:

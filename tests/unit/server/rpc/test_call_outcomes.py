@@ -1,4 +1,6 @@
-"""How a call ends and what its record contains: gRPC errors for exceptions, outcomes, options."""
+"""How a call ends, which gRPC error an exception becomes, and which outcome and options the call's
+record contains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Limits of constraints, and options that they exclude: rejections name the field."""
+"""Rejections name the field of a constraint that exceeds its limits, or of an option that a
+constraint excludes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GenerateRequest becomes domain values: every limit, every field."""
+"""A GenerateRequest becomes domain values. The tests cover every limit and every field."""
 
 from __future__ import annotations
 

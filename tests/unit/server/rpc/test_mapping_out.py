@@ -207,7 +207,7 @@ def test_records_of_ids_without_logprobs_equal_single_records(num: int) -> None:
 
 
 def test_a_response_with_long_records_is_encoded_in_parts() -> None:
-    """No part takes long, and together they are the whole response."""
+    """The parts are short, and together they are the whole response."""
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     collected: list[events.StreamEvent] = [ACCEPTED, events.PromptPiece(text="pro")]
     collected += [

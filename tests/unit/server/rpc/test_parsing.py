@@ -1,4 +1,4 @@
-"""Parts of a message that are read without protobuf objects: token ids and unknown fields."""
+"""Token ids and unknown fields of a message are read without protobuf objects."""
 
 from __future__ import annotations
 

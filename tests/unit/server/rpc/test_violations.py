@@ -1,4 +1,4 @@
-"""How violations of single values are worded."""
+"""How a violation of the bounds of a duration is worded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authentication of callers; in doubt a caller is rejected."""
+"""How callers are authenticated; in doubt, a caller is rejected."""
 
 from __future__ import annotations
 

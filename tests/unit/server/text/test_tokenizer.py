@@ -1,4 +1,4 @@
-"""Text to token ids: text of clients never becomes control tokens, and limits hold."""
+"""Text becomes token ids. Text of clients never becomes control tokens, and limits hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Several replicas: which requests each gets, totals, and repeatability."""
+"""Which requests each of several replicas gets, what their totals are, and that a run can be
+repeated.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The histogram, the fit of the cost model, the optimal cache, the charts."""
+"""How a simulation's histogram, fit of the cost model, optimal cache and charts are computed."""
 
 import dataclasses
 import json
@@ -209,7 +209,7 @@ CHART = Chart(
 
 
 def drawn(chart: Chart) -> tuple[list[list[tuple[float, float]]], list[str]]:
-    """Return the points of each line, in pixels, and all texts."""
+    """Return the points of each line of the chart, in pixels, and all texts of the chart."""
     root = ET.fromstring(svg(chart))
     lines = [e.attrib["points"].split() for e in root.iter() if e.tag.endswith("polyline")]
     texts = [e.text or "" for e in root.iter() if e.tag.endswith("text")]

@@ -1,5 +1,5 @@
-"""A simulated run: times computed by hand, each request counted once, repeatability, batching
-policies, prefixes.
+"""A simulated run has the times that were computed by hand, counts each request once, and can be
+repeated. The tests also cover batching policies and prefixes.
 """
 
 import csv

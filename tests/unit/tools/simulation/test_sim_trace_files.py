@@ -1,4 +1,4 @@
-"""Traces: every format is read and written, and errors name the line."""
+"""Every format of traces is read and written, and errors name the line."""
 
 import gzip
 import math

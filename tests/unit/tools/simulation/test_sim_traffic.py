@@ -1,5 +1,5 @@
-"""Synthetic traffic and changed traces: the same seed gives the same traffic, and
-shares are kept.
+"""Synthetic traffic and changed traces are the same for the same seed, and keep the shares that are
+set.
 """
 
 import itertools

@@ -1,5 +1,5 @@
-"""Files of recordings: their owner, their number, and that they are written completely
-or not at all.
+"""Who may read the files of recordings, how many files are kept, and that they are written
+completely or not at all.
 """
 
 import os

@@ -37,7 +37,9 @@ def fd() -> Iterator[int]:
 
 
 def append(memory: RingMemory, number: int, num: int = 1) -> None:
-    """Append `num` steps, numbered from `number` on: 19 fields are the number, the others are 0."""
+    """Append `num` steps, numbered from `number` on. The first 19 fields of each row are the step's
+    number, and the other five are 0.
+    """
     for step in range(number, number + num):
         memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 

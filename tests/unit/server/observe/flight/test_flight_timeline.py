@@ -1,5 +1,5 @@
-"""A recording becomes a trace for viewers: tracks, counters, arrows, and requests that
-have not ended.
+"""A recording becomes a trace for viewers, with tracks, counters, arrows, and requests that have
+not ended.
 """
 
 import dataclasses

@@ -1,4 +1,6 @@
-"""The flight recorder writes what the engine did: counts, times and tenants, but no content."""
+"""The flight recorder writes the counts, times and tenants of what the engine did, but no content
+of requests.
+"""
 
 import dataclasses
 import logging

@@ -17,7 +17,7 @@ CANARY = "canary"
 
 
 class OutOfMemoryError(RuntimeError):
-    """An error with the name of a device driver's."""
+    """An error with the name that device drivers' errors have."""
 
 
 OutOfMemoryError.__module__ = "torch"

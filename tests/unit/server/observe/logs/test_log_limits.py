@@ -1,4 +1,4 @@
-"""Log lines that are omitted: those above the rate limit, and a known harmless error."""
+"""Log lines above the rate limit are omitted, and so is a known harmless error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORE = "grpc._cython.cygrpc"
 
 
 class ExecuteBatchError(Exception):
-    """An error with the name of gRPC's."""
+    """An error with the name that gRPC's error has."""
 
 
 def _finish_handler_with_unary_response(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The metrics port: access to it, and the JSON of its status page."""
+"""Who may read the metrics port, and what the JSON of its status page contains."""
 
 from __future__ import annotations
 

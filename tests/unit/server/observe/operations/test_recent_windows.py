@@ -1,5 +1,5 @@
-"""Sums over ten seconds and percentiles over a minute: accuracy, limits, and that old values are
-forgotten.
+"""Sums over ten seconds and percentiles over a minute are accurate and bounded, and forget old
+values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An engine's steps are written to files and read back: complete lines, limited size, no content,
-no blocking.
+"""An engine's steps are written to files and read back. The files have complete lines, a limited
+size and no content of requests, and writing them does not block the engine.
 """
 
 import errno

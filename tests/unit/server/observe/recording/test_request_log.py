@@ -1,4 +1,4 @@
-"""Which fields of a request are recorded: lengths, times and order, but no ids, names or hashes."""
+"""The request log records the lengths, times and order of requests, but no ids, names or hashes."""
 
 import math
 from typing import Any

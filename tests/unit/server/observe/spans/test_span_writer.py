@@ -1,4 +1,4 @@
-"""A record becomes a trace: the attributes of each kind of end, and the spans."""
+"""A record becomes a trace of spans, with the attributes of each kind of end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which traces are kept: by rule, by the caller's decision, by the environment's sampler."""
+"""Which traces are kept by rule, by the caller's decision, or by the environment's sampler."""
 
 from __future__ import annotations
 

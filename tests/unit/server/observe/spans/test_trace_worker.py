@@ -1,5 +1,5 @@
-"""The thread that writes queued traces, the limit before the exporter, the clock, and
-the log lines.
+"""The thread that writes queued traces, the limit of spans that wait for export, the clock of
+spans, the settings of the export, and log lines about traces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Stage:
         self.written: list[str] = []
 
     def write(self, record: RequestRecord) -> bool:
-        """Note the request id; return True (kept) for odd record numbers. Raises for number 13."""
+        """Record the request id; return whether `sequence` is odd, which means that the trace is
+        kept. Raises ValueError if it is 13.
+        """
         self.has_begun.set()
         assert self.is_open.wait(TEST_TIMEOUT_S)
         if record.sequence == 13:
