@@ -2,7 +2,7 @@
 #
 #   make demo      install, start the service, stream three generations, stop
 #   make test      install, check, run the tests
-#   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
+#   make quick     the tests of the scheduler, the front, the contract's mapping, text and ipc: seconds
 #   make unit      the tests of the serving path that only compute
 #   make tools     the tests of tools/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
@@ -49,7 +49,7 @@ ARCHITECTURES_ARGS ?=
 PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
-QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front link rpc text))
+QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front ipc rpc text))
 UNIT := tests/property $(filter-out $(addprefix tests/unit/,deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
 TOOLS := tests/unit/tools $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
@@ -136,7 +136,7 @@ test-pure test-chaos test-clients: $(READY)
 	[ $$code = 0 ] || [ $$code = 5 ]
 
 quick: $(READY)
-	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) $(wildcard $(QUICK)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) $(QUICK) $(PYTEST_ARGS)
 
 unit: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(UNIT) $(PYTEST_ARGS)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 from google.protobuf.descriptor import Descriptor
 
-from penstock.executor.trtllm.config import (
-    DecodingType,
-    SpeculativeSettings,
-)
 from penstock.scheduler.executor import Feature
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.rpc.mapping_in.prompt import UNSUPPORTED_FIELDS
@@ -85,17 +80,3 @@ def test_every_listed_feature_exists_and_every_executor_feature_has_a_row() -> N
     features = {name for row in tables()["feature|offered"] for name in row.names}
     assert features == {feature.value for feature in Feature}
     assert features <= needed
-
-
-EAGLE = SpeculativeSettings(
-    decoding_type=DecodingType.EAGLE, max_draft_len=1, speculative_model=Path("/models/eagle")
-)
-
-
-def setting_paths(owner: Any, prefix: str = "") -> Iterator[str]:
-    hints = get_type_hints(owner)
-    for item in fields(owner):
-        yield prefix + item.name
-        for kind in (hints[item.name], *get_args(hints[item.name])):
-            if is_dataclass(kind):
-                yield from setting_paths(kind, f"{prefix}{item.name}.")

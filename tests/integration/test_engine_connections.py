@@ -1,4 +1,6 @@
-"""The link over real Unix sockets: an engine on a thread, and fronts on asyncio."""
+"""Connections between engine and fronts over real Unix sockets: the engine runs on a thread, the
+fronts on asyncio.
+"""
 
 import asyncio
 import contextlib

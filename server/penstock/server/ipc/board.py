@@ -12,12 +12,12 @@ import math
 import mmap
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.server.ipc.anonymous_file import anonymous_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,7 @@ def create_board(max_num_keys: int) -> int:
     is exhausted.
     """
     num_words = _KEYS + _NUM_BANKS * max_num_keys
-    fd = _anonymous_file("penstock-board", num_words * _WORD_BYTES)
+    fd = anonymous_file("penstock-board", num_words * _WORD_BYTES)
     os.pwrite(fd, struct.pack("<QQ", _MAGIC, max_num_keys), 0)
     return fd
 
@@ -111,7 +111,7 @@ def create_board(max_num_keys: int) -> int:
 def create_heartbeats(num_rows: int) -> int:
     """Create the memory for the heartbeats of at most `num_rows` fronts and return its descriptor.
     Raises OSError if memory is exhausted."""
-    return _anonymous_file("penstock-heartbeats", num_rows * _ROW_WORDS * _WORD_BYTES)
+    return anonymous_file("penstock-heartbeats", num_rows * _ROW_WORDS * _WORD_BYTES)
 
 
 class EngineBoard:
@@ -352,15 +352,3 @@ def _max_keys_of(words: "memoryview[int]") -> int:
     if len(words) < _KEYS or words[_MAGIC_AT] != _MAGIC:
         raise BoardError("the content is not an engine's board")
     return words[_MAX_KEYS]
-
-
-def _anonymous_file(name: str, num_bytes: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    else:
-        # Without memfd (not Linux): an unlinked file, which is in memory if the temporary folder
-        # is.
-        fd, path = tempfile.mkstemp(prefix=f"{name}-")
-        Path(path).unlink()
-    os.ftruncate(fd, num_bytes)
-    return fd

@@ -9,10 +9,9 @@ import functools
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
+from penstock.server.ipc.anonymous_file import anonymous_file
 from penstock.server.observe.flight.layout import (
     COPIED_OFFSET,
     FACTS_OFFSET,
@@ -46,9 +45,8 @@ def create_memory(num_steps: int, name: str) -> int:
     size, and OSError if the memory cannot be allocated.
     """
     geometry = Geometry.of_steps(num_steps)
-    fd = _anonymous_file(name)
+    fd = anonymous_file(name, geometry.num_bytes)
     try:
-        os.ftruncate(fd, geometry.num_bytes)
         sizes = SIZES.pack(LAYOUT_VERSION, HEADER_BYTES, *geometry.num_rows, 0)
         os.pwrite(fd, sizes, SIZES_OFFSET)
         os.pwrite(fd, MAGIC, 0)
@@ -75,15 +73,6 @@ def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry
     except FlightError:
         mapped.close()
         raise
-
-
-def _anonymous_file(name: str) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
-    # Without memfd (not Linux): an unlinked temporary file.
-    fd, path = tempfile.mkstemp(prefix=f"{name}-")
-    Path(path).unlink()
-    return fd
 
 
 STEP_RING, EVENT_RING, REQUEST_RING = range(3)
