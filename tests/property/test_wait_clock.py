@@ -33,9 +33,10 @@ class Account:
 
 @dataclass(slots=True)
 class Turn:
-    """The last admission of the fair order. `line`: its class and tenant; `first`: the sequence of
-    that tenant's oldest waiting request. Older requests of other tenants in the class wait for
-    fairness.
+    """The last admission, if it was by fair share. `line`: priority class and tenant of the
+    admitted request; `first`: the sequence of that tenant's oldest request that waited then, the
+    admitted one included, or was preempted since. Until the next admission, the wait of older
+    requests of other tenants in the class counts as FAIRNESS.
     """
 
     line: tuple[int, int]

@@ -182,8 +182,9 @@ async def started(*arguments: str, **options: Any) -> AsyncGenerator[Service]:
 
 
 class Stream:
-    """One call of Generate, greedy, with a fixed number of output tokens. `num_tokens`, `text`:
-    what was read so far.
+    """One greedy call of Generate. The constructor's `num_tokens` is the number of output tokens
+    requested, and `first_token` the first token id of the prompt. The attributes `num_tokens` and
+    `text` are what was read so far.
     """
 
     def __init__(self, channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> None:

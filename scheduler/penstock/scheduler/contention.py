@@ -4,12 +4,12 @@ it.
 The load is two sets of sums, over the running requests and over the waiting requests ahead, which
 are the input of forecast.py.
 
-A request of a tenant under its share (fair_share.py) goes before the other requests of its class.
-Only requests of higher classes, earlier requests of the same tenant, and prompts in progress of
-tenants under their share are ahead of it. If running requests can be preempted for it (victims.py),
-it waits neither for a slot nor for blocks. The tenant must still be under its share with all of its
-requests ahead included. Without this special case the request would be rejected because of a queue
-that it overtakes.
+Special case: a tenant that stays under its fair share (fair_share.py) even if this request and its
+waiting requests ahead were running. Other tenants of the same priority class do not go before it:
+only requests of higher classes and earlier requests of the same tenant count as waiting ahead, and
+of the running prefills only those of tenants under their share delay it. If running requests can be
+preempted for it (victims.py), it waits neither for a slot nor for blocks. Without this special case
+the request would be rejected because of a queue that it overtakes.
 """
 
 import math

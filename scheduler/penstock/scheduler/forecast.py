@@ -233,8 +233,9 @@ def _expected_queue(
 def prefill_alone_s(machine: MachineModel, demand: Demand) -> float:
     """Return the minimum seconds from admission to the first token, alone on the machine.
 
-    With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
-    ends), less the error of the cost model.
+    With P = `demand.num_prefill_tokens`, B = `machine.max_prefill_tokens` and m = ceil(P / B)
+    steps: m step_s + P prefill_token_s + context_token_s x (sum of the context lengths at the
+    chunks' ends), times the lower bound of the ratio of actual to predicted time (`_lower_bound`).
     """
     num_steps, num_context = _chunks(demand, machine.max_prefill_tokens)
     cost = machine.cost

@@ -299,7 +299,9 @@ def select_device(device: str) -> torch.device:
 def move_module(
     module: nn.Module, device: torch.device, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Move every parameter and buffer to `device` (shared ones only once), and log the progress."""
+    """Move every parameter and buffer to `device`, and log the progress. A parameter that modules
+    share is moved once and stays shared.
+    """
     total = _bytes_away(module, device)
     if not total:
         return

@@ -75,8 +75,8 @@ class FrontView:
     """The front's view of a request that it has not removed yet. Times are seconds on the monotonic
     clock.
 
-    `keys` identify the outputs of the request in the engine. `history` has a pair for each phase:
-    its name, a value of `SegmentKind`, and its start time.
+    `keys` identify the outputs of the request in the engine. `history`: for each phase so far, its
+    name (a value of `SegmentKind`) and its start time.
     """
 
     front_id: int

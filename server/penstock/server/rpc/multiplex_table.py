@@ -39,7 +39,8 @@ class MultiplexedRequest:
 
     `num_credit_tokens` is the initial credit, the number of tokens that the client is ready to
     receive; None for no limit. `request` is the live request; None before `start_writing` and if
-    the request was rejected. `is_ended` is True if its last event was taken.
+    the request was rejected. `is_ended` is True once its last event was taken, or once `take`
+    was called after its failure.
     """
 
     __slots__ = (

@@ -142,10 +142,11 @@ def _metaspace_shape(step: Step) -> _Shape | None:
 
 
 def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
-    """Return the shape of a decoder with the steps Replace*, ByteFallback?, Fuse, Strip?; None for
-    others.
+    """Return the shape of a decoder with the steps Replace*, ByteFallback?, Fuse, Strip? and at
+    least one of the first two. SentencePiece vocabularies have such decoders.
 
-    SentencePiece vocabularies have such decoders.
+    None for any other decoder, for a Replace with a regular expression, and for a Strip at the end
+    of the text.
     """
     replacements: list[tuple[str, str]] = []
     while kinds and kinds[0] == "Replace":

@@ -139,8 +139,8 @@ def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "l
     """Return one plan per rate or concurrency, or one plan that replays the trace. Their vocabulary
     size is a placeholder until `plans_for` sets it.
 
-    `seed`: used if the flags give none. Raises UsageError, also for an invalid trace; BadSetting,
-    OSError.
+    `seed`: used if the flags give none. Raises UsageError for invalid flags or an invalid trace,
+    BadSetting for an invalid setting, and OSError if the trace cannot be read.
     """
     from penstock.tools.bench.plan import Arrivals, LoadPlan
 
@@ -201,9 +201,9 @@ def _lengths(option: str, text: str) -> Any:
 
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, ...]":
     """Return the requests of the trace, at most MAX_ROWS, with the flags' changes applied; for a
-    replay, only those before the end of the run. Their tenants are kept only if
-    --tenant-metadata-key is given without --tenant. Empty without a trace. Raises UsageError, also
-    for an invalid trace; OSError.
+    replay, only those that arrive before the end of the run. Their tenants are kept only if
+    --tenant-metadata-key is given without --tenant. Empty without a trace. Raises UsageError for an
+    invalid flag or trace or if no request is left, and OSError if the trace cannot be read.
     """
     from penstock.scheduler.setting import SettingError
     from penstock.tools.bench.plan import MAX_ROWS

@@ -158,8 +158,9 @@ class RowStaging:
     def _copy(
         self, matrix: NDArray[np.int32], rows: tuple[NDArray[np.int64] | NDArray[np.int32], ...]
     ) -> list[Tensor]:
-        """Copy `matrix` [4, tokens] and the arrays `rows` to the device in one transfer, as int32;
-        return the copies in this order, `matrix` padded with columns.
+        """Queue the copy of `matrix` [4, tokens] and of the arrays `rows` to the device, as int32
+        in one transfer; return them on the device in this order. `matrix` gets columns of undefined
+        content up to a multiple of `_ALIGNMENT`.
         """
         width = _aligned(matrix.shape[1])
         sizes = [_aligned(len(row)) for row in rows]
