@@ -110,7 +110,7 @@ def test_8_bits_take_the_reported_memory() -> None:
 
     assert (wide.quantization, wide.kv_cache_dtype) == ("none", "float32")
     assert (narrow.quantization, narrow.kv_cache_dtype) == ("int8", "int8")
-    assert narrow.resources.endswith(" in int8, pages 1 MiB in int8")
+    assert narrow.resources.endswith(" in int8, KV cache 1 MiB in int8")
     assert "in int8" not in wide.resources
     # Six layers, keys and values, two heads of 64 elements: of four bytes, of one and a scale.
     assert wide.num_blocks == (1 << 20) // (6 * 2 * 2 * BLOCK_SIZE * 256)
