@@ -140,7 +140,7 @@ def test_pages_in_8_bits_that_their_heads_do_not_fit_are_the_setting_that_is_nam
     info = create_torch_executor(replace(config, kv_cache_dtype="auto")).info
 
     assert (info.quantization, info.kv_cache_dtype) == ("int8", "float32")
-    assert "in int8, pages" in info.resources
+    assert "in int8, KV cache" in info.resources
 
 
 def test_every_setting_that_its_modules_do_not_support_is_named(tmp_path: Path) -> None:
