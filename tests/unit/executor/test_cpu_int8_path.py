@@ -110,7 +110,7 @@ def test_8_bits_take_the_reported_memory() -> None:
 
     assert (wide.quantization, wide.kv_cache_dtype) == ("none", "float32")
     assert (narrow.quantization, narrow.kv_cache_dtype) == ("int8", "int8")
-    assert narrow.resources.endswith(" in int8, pages 1 MiB in int8")
+    assert narrow.resources.endswith(" in int8, KV cache 1 MiB in int8")
     assert "in int8" not in wide.resources
     # Six layers, keys and values, two heads of 64 elements: of four bytes, of one and a scale.
     assert wide.num_blocks == (1 << 20) // (6 * 2 * 2 * BLOCK_SIZE * 256)
@@ -140,7 +140,7 @@ def test_pages_in_8_bits_that_their_heads_do_not_fit_are_the_setting_that_is_nam
     info = create_torch_executor(replace(config, kv_cache_dtype="auto")).info
 
     assert (info.quantization, info.kv_cache_dtype) == ("int8", "float32")
-    assert "in int8, pages" in info.resources
+    assert "in int8, KV cache" in info.resources
 
 
 def test_every_setting_that_its_modules_do_not_support_is_named(tmp_path: Path) -> None:

@@ -384,4 +384,4 @@ def test_the_resources_of_the_machine_are_reported(folder: Path) -> None:
     dtype = str(executor._model.dtype).removeprefix("torch.")
     assert re.match(rf"CPU, \d+ threads?, {dtype}, eager path,", reported)
     assert "weights " in reported
-    assert "pages " in reported
+    assert "KV cache " in reported

@@ -176,5 +176,5 @@ def test_eight_bits_are_reported_with_what_they_take(tmp_path: Path) -> None:
         page_dtype=torch.float8_e4m3fn,
     )
 
-    assert plain.endswith("float32, fused path, weights 3 MiB, pages 1 MiB")
-    assert eight_bit.endswith("weights 3 MiB in int8, pages 1 MiB in float8_e4m3fn")
+    assert plain.endswith("float32, fused path, weights 3 MiB, KV cache 1 MiB")
+    assert eight_bit.endswith("weights 3 MiB in int8, KV cache 1 MiB in float8_e4m3fn")

@@ -41,7 +41,7 @@ def describe_resources(
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
         f"weights {size(num_weight_bytes)}{_type_note(quantization, 'none')}",
-        f"pages {size(page_bytes)}{_type_note(page_dtype or model.dtype, model.dtype)}",
+        f"KV cache {size(page_bytes)}{_type_note(page_dtype or model.dtype, model.dtype)}",
     ]
     if num_graphs:
         parts.append(f"{num_graphs} graphs")

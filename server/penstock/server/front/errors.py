@@ -136,7 +136,7 @@ def unsupported_feature(
     """
     lacking = f"the {executor} executor" if executor else "this service"
     cause = cause or (
-        f"is not supported by {lacking}; GetModel (penstock models --json) lists what is"
+        f"is not supported by {lacking}; GetModel (penstock models --json) lists what is supported"
     )
     return RequestError(
         Failure(
