@@ -33,7 +33,7 @@ from penstock.scheduler.executor import ExecutorDied, ExecutorInfo, Feature
 from penstock.scheduler.request import RequestSpec
 
 DEFAULT_VOCAB_SIZE = 32_000
-DEFAULT_MAX_SEQ_LEN = 4096
+_DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_PIPELINE_DEPTH = 1
 _NOT_FINITE = "logits are not finite"
 
@@ -329,7 +329,7 @@ def _ends(batch: Batch, slots: NDArray[np.int32]) -> NDArray[np.int32]:
 def _build_info(config: ExecutorConfig) -> ExecutorInfo:
     simulated = config.simulated
     model = _model_limits(config.model_path)
-    model_max_seq_len = model.get("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
+    model_max_seq_len = model.get("max_position_embeddings", _DEFAULT_MAX_SEQ_LEN)
     max_seq_len = config.max_seq_len or model_max_seq_len
     bytes_per_block = simulated.kv_bytes_per_token * config.block_size
     num_blocks = config.num_blocks or config.host_cache_bytes // bytes_per_block

@@ -33,8 +33,8 @@ def eager_step_bytes(
 ) -> int:
     """Return the peak memory of the widest step, in bytes, without weights and pages.
 
-    `num_keys`: the number of tokens whose keys and values would fill the free memory, a limit of
-    the contexts in the measured step. Sequences that share blocks may have more tokens in total.
+    `num_keys`: the number of tokens whose keys and values would fill the free memory. It limits the
+    contexts in the measured step; sequences that share blocks may have more tokens in total.
     `peak_of`: calls a function and returns its peak memory in bytes. Raises ValueError naming the
     settings if the device has too little memory.
     """

@@ -26,7 +26,7 @@ from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
 from penstock.tools.targets import Targets
 
-DEFAULT_MAX_SEQ_LEN = 262_144
+_DEFAULT_MAX_SEQ_LEN = 262_144
 UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tokens=2**62)
 
 
@@ -76,7 +76,7 @@ class SimulationConfig:
     num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
     block_size: int = setting(DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_most=2**16)
     max_seq_len: int = setting(
-        DEFAULT_MAX_SEQ_LEN,
+        _DEFAULT_MAX_SEQ_LEN,
         "server",
         limit_texts.MAX_SEQ_LEN,
         at_most=MAX_REQUEST_TOKENS,
