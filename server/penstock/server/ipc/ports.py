@@ -19,14 +19,11 @@ from penstock.server.ipc.frames import (
     Attach,
     Attached,
     CacheUpdate,
-    Detach,
     EngineHello,
     KeptRequest,
 )
 
 AttachListener: TypeAlias = Callable[[Attached], None]
-DetachListener: TypeAlias = Callable[[str, tuple[int, ...]], None]
-"""Called with the engine's id of a request and the keys of its outputs."""
 CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
 """Called with each update, and with None when the engine and its cache are lost. Must not raise."""
 
@@ -94,11 +91,6 @@ class EnginePort(Protocol):
         are the engine's ids of the requests. Does nothing when no engine is connected."""
         ...
 
-    def on_detached(self, listener: DetachListener) -> None:
-        """Register `listener`, which is called for each request whose stream another front has
-        taken over or the engine has dropped."""
-        ...
-
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
 
@@ -122,6 +114,11 @@ class EnginePortListener(Protocol):
         """Called with the events of one step, which concern only requests that this front has."""
         ...
 
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Called when another front has taken over the stream of a request, or the engine has
+        dropped it. `name` is the engine's id of the request, `keys` are the keys of its outputs."""
+        ...
+
     def on_lost(self) -> None:
         """Called when the connection to the engine is lost."""
         ...
@@ -140,16 +137,10 @@ class AttachCalls:
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
         self._write = write
-        self._on_detached: DetachListener | None = None
         self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
         self._tickets = itertools.count()
         # By stream, while a call for the stream is pending or waiting.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def on_detached(self, listener: DetachListener) -> None:
-        """Register `listener`, which is called for each request whose stream another front has
-        taken over or the engine has dropped."""
-        self._on_detached = listener
 
     async def attach(self, name: str, on_attached: AttachListener) -> None:
         """Attach a stream to this front and wait for the response. Several calls for one stream run
@@ -180,14 +171,8 @@ class AttachCalls:
         finally:
             self._open.pop(ticket, None)
 
-    def on_frame(self, frame: Attached | Detach) -> None:
-        """Pass an `Attached` frame to the pending call with its ticket, and a `Detach` frame to the
-        registered listener. Ignored if there is none."""
-        if isinstance(frame, Detach):
-            for name in frame.names:
-                if self._on_detached is not None:
-                    self._on_detached(name, frame.keys)
-            return
+    def on_frame(self, frame: Attached) -> None:
+        """Pass the response to the pending call with its ticket. Ignored if there is none."""
         answered, on_attached = self._open.pop(frame.ticket, (None, None))
         if answered is not None and on_attached is not None and not answered.done():
             try:

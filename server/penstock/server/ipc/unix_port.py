@@ -39,7 +39,6 @@ from penstock.server.ipc.ports import (
     AttachCalls,
     AttachListener,
     CacheListener,
-    DetachListener,
     EnginePortListener,
     EngineUnavailable,
 )
@@ -157,11 +156,6 @@ class UnixEnginePort:
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
 
-    def on_detached(self, listener: DetachListener) -> None:
-        """Register `listener`, which is called for each request whose stream another front has
-        taken over or the engine has dropped."""
-        self._attach_calls.on_detached(listener)
-
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
 
@@ -191,15 +185,7 @@ class UnixEnginePort:
         assert listener is not None
         match frame:
             case EngineHello() as hello:
-                if connection.is_established:
-                    raise FrameError("a second hello")
-                if hello.epoch < self._newest_epoch:
-                    raise FrameError(
-                        f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}"
-                    )
-                self._newest_epoch = hello.epoch
-                connection.is_established = True
-                self._up.set()
+                self._accept(connection, hello)
                 listener.on_hello(hello)
                 self._cache.on_hello(hello)
             case _ if not connection.is_established:
@@ -208,12 +194,24 @@ class UnixEnginePort:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):
                 self._cancels.resolve(ticket, state)
-            case Attached() | Detach() as received:
-                self._attach_calls.on_frame(received)
+            case Attached() as answer:
+                self._attach_calls.on_frame(answer)
+            case Detach(names=names, keys=keys):
+                for name in names:
+                    listener.on_detached(name, keys)
             case CacheUpdate() as update:
                 self._cache.on_update(update)
             case other:
                 raise FrameError(f"unexpected frame from the engine: {type(other).__name__}")
+
+    def _accept(self, connection: Connection[Frame], hello: EngineHello) -> None:
+        if connection.is_established:
+            raise FrameError("a second hello")
+        if hello.epoch < self._newest_epoch:
+            raise FrameError(f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}")
+        self._newest_epoch = hello.epoch
+        connection.is_established = True
+        self._up.set()
 
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._up.clear()
