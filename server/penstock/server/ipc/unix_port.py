@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.ipc.attach_calls import AttachCalls
 from penstock.server.ipc.cache_feeds import CacheSubscriber
 from penstock.server.ipc.connection import Connection, PendingCalls, PersistentConnection
 from penstock.server.ipc.frames import (
@@ -36,7 +37,6 @@ from penstock.server.ipc.frames import (
     encode,
 )
 from penstock.server.ipc.ports import (
-    AttachCalls,
     AttachListener,
     CacheListener,
     EnginePortListener,
@@ -130,12 +130,9 @@ class UnixEnginePort:
 
         Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
-        ticket, answer = self._cancels.add()
-        try:
-            self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
-            return await answer
-        finally:
-            answer.cancel()
+        return await self._cancels.call(
+            lambda ticket: self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
+        )
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Submit a request whose stream the engine keeps for Resume; `specs` is empty if it has
@@ -195,7 +192,7 @@ class UnixEnginePort:
             case CancelAnswer(ticket=ticket, state=state):
                 self._cancels.resolve(ticket, state)
             case Attached() as answer:
-                self._attach_calls.on_frame(answer)
+                self._attach_calls.pending.resolve(answer.ticket, answer)
             case Detach(names=names, keys=keys):
                 for name in names:
                     listener.on_detached(name, keys)
@@ -216,9 +213,10 @@ class UnixEnginePort:
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._up.clear()
         self._unsent.clear()
-        self._attach_calls.on_lost()
+        lost = EngineUnavailable("the engine was lost")
+        self._attach_calls.pending.fail(lost)
+        self._cancels.fail(lost)
         self._cache.on_lost()
-        self._cancels.fail(EngineUnavailable("the engine was lost"))
         if connection.is_established and self._listener is not None:
             if not self._is_closing:
                 logger.warning("the engine is lost")
