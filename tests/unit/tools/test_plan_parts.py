@@ -260,7 +260,7 @@ def test_a_candidate_is_the_base_with_its_own_changes() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, "must be a list"),
+        ({}, "must be an array"),
         ([], "at least one"),
         ([3], r"\[0\] must be an object"),
         ([{"price": 3}], r"\[0\].name must be a string"),
