@@ -79,7 +79,11 @@ from penstock.tools.command_line import main
                 ("--block-size 0", "block-size"),
                 ("--drain-grace-s nan", "drain-grace-s"),
                 ("--fronts 0", "fronts"),
-                ('--simulated-config {"speed":3}', "speed"),
+                (
+                    '--simulated-config {"zzz":3}',
+                    "--simulated-config.zzz is unknown; known are cost, faults, is_strict,"
+                    " kv_bytes_per_token, max_output_tokens, min_output_tokens, pace, vocab_size\n",
+                ),
                 ("--simulated-config {", "simulated-config"),
             )
         ),

@@ -130,7 +130,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--scheduler", '{"aging_s": 0}'), "--scheduler: aging_s must be above 0"),
         (
             ("--scheduler", '{"x": 1}'),
-            "--scheduler: x is unknown; known are max_lookahead, max_overtake_s, ",
+            "--scheduler: x is unknown; the most similar are max_lookahead, max_overtake_s, ",
         ),
         (
             ("--max-num-batched-tokens", "512", "--scheduler", '{"max_num_batched_tokens": 512}'),

@@ -19,7 +19,7 @@ from penstock.scheduler.setting import SettingError, setting_of
 
 T = TypeVar("T")
 _MAX_VALUE_CHARS = 80
-_MAX_LISTED = 6
+_MAX_LISTED = 20
 _NUM_SIMILAR = 3
 
 
@@ -87,8 +87,8 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     """Return a suffix for the error message about an unknown `name`: `; did you mean NAME?` if a
     known name is similar, otherwise `; known are NAMES`, or "" if `known` is empty.
 
-    Of more than six known names, `; known are` is followed by only the three most similar ones, the
-    number of the others, and `page`, the path of the page that lists all.
+    Of more than 20 known names, it has only the three most similar ones and `page`, the path of the
+    page that lists all.
     """
     names = sorted(known)
     near = nearest(name, names)
@@ -97,7 +97,7 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     if len(names) <= _MAX_LISTED:
         return f"; known are {', '.join(names)}"
     similar = difflib.get_close_matches(name, names, n=_NUM_SIMILAR, cutoff=0.0)
-    return f"; known are {', '.join(similar)} and {len(names) - _NUM_SIMILAR} more, see {page}"
+    return f"; the most similar are {', '.join(similar)}; {page} lists all {len(names)}"
 
 
 def to_json_value(value: object) -> Any:
