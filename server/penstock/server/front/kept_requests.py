@@ -6,8 +6,9 @@ later engine it includes the history (the tokens and ends so far), from which an
 engines.
 """
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,10 +16,21 @@ import numpy as np
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.ipc.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
+from penstock.server.ipc.frames import KEPT_TOKEN_BYTES, EngineHello, KeptRequest, ResumeSpec
 from penstock.server.ipc.ports import EnginePort
 from penstock.server.ipc.step_frames import StepFrame
 from penstock.server.tenants import TenantBytes, engine_request_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attachment:
+    """A kept stream that is being attached to a request of this front: the keys of its outputs, the
+    events not yet applied, and the first frame (hello) of its engine."""
+
+    resume_spec: ResumeSpec
+    keys: tuple[int, ...]
+    events: deque[StepEvents]
+    hello: EngineHello | None
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:

@@ -94,11 +94,10 @@ class EngineClient:
         connection = self._connection.current
         if connection is None or self.hello is None:
             raise EngineUnavailable("the engine is down")
-        ticket, answer = calls.add()
-        connection.write(encode(frame(ticket)))
+        write = connection.write
         try:
             async with asyncio.timeout(limit_s):
-                return await answer
+                return await calls.call(lambda ticket: write(encode(frame(ticket))))
         except TimeoutError:
             raise EngineUnavailable("the engine does not respond") from None
 

@@ -90,11 +90,6 @@ class GenerationService:
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
-    def on_engine_connected(self) -> None:
-        """Register to be notified of requests that other gRPC server processes take over. Called
-        when an engine has connected."""
-        self._resume.on_engine_connected()
-
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
         times = begin_call(context, account)
@@ -183,12 +178,6 @@ class ResumeService:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._attachments = Attachments(front, self._read)
-
-    def on_engine_connected(self) -> None:
-        """Register to be notified of requests that other gRPC server processes take over. Called at
-        each new connection to an engine."""
-        if self._front.port is not None:
-            self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the remaining stream of a request, after the tokens that the client has received.

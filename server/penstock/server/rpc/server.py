@@ -171,13 +171,16 @@ class FrontServer:
         """Handle a new connection to an engine: pass its `hello` to the front, and report
         SERVING."""
         self.front.on_hello(hello)
-        self._generation.on_engine_connected()
         self.health.set_serving(True)
         self.on_engine_change()
 
     def on_events(self, events: StepEvents) -> None:
         """Pass the events of one engine step to the requests."""
         self.front.on_events(events)
+
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Detach a request that another front has taken over, or that the engine has dropped."""
+        self.front.on_detached(name, keys)
 
     def on_lost(self) -> None:
         """Handle the loss of the connection to the engine: report NOT_SERVING, and notify the
