@@ -308,8 +308,11 @@ async def test_models_as_a_table_and_as_json(server: ScriptedServer) -> None:
 
 async def test_health_is_reported_by_the_exit_code(server: ScriptedServer) -> None:
     serving = await penstock(server, "health")
-    await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    service = "penstock.v1.GenerationService"
+    await server.health.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
     draining = await penstock(server, "health")
+    whole_server = await penstock(server, "health", "--service", "")
 
     assert (serving.code, serving.out) == (0, "SERVING\n")
     assert (draining.code, draining.out) == (1, "NOT_SERVING\n")
+    assert (whole_server.code, whole_server.out) == (0, "SERVING\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from penstock.scheduler.setting import Setting
-from penstock.server.cli.connection import UsageError, describe_error
+from penstock.server.cli.connection import UsageError, connection_error, describe_error
 from penstock.server.settings.table import Declared, variable_of
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _Client
     try:
         return kind(args.address, channel=channel, retry=retry, **options)
     except (ValueError, OSError) as error:
-        line = str(error)
-        raise UsageError(f"--{line}" if line.startswith("address:") else line) from error
+        raise connection_error(args, error) from error
 
 
 def report_retry(error: "PenstockError", wait_s: float) -> None:
