@@ -92,6 +92,10 @@ def test_a_variable_names_the_file(file: Path) -> None:
             "executor.simulated_config.strict is unknown; did you mean is_strict?",
         ),
         (
+            "[executor.simulated_config]\ncost = []\n[model]\nexecutor = 'simulated'",
+            "executor.simulated_config.cost must be a table, not an array",
+        ),
+        (
             "[batching]\nmax_num_seqs = 40\nmax_num_batched_tokens = 32",
             "batching.max_num_batched_tokens must be at least",
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.scheduler.setting import setting
-from penstock.server.cli.connection import UsageError, describe_error
+from penstock.server.cli.connection import UsageError, connection_error, describe_error
 from penstock.server.settings.table import ON, add_to, declared
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _Client
     try:
         return kind(args.address, channel=channel, retry=retry, **options)
     except (ValueError, OSError) as error:
-        line = str(error)
-        raise UsageError(f"--{line}" if line.startswith("address:") else line) from error
+        raise connection_error(args, error) from error
 
 
 def report_retry(error: "PenstockError", wait_s: float) -> None:

@@ -20,6 +20,7 @@ from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import (
     UsageError,
     add_operations_option,
+    connection_error,
     describe_error,
     run_reporting,
     seconds,
@@ -105,7 +106,7 @@ def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
             args.address, retry=NO_RETRY, channel=channel, **client_options(args)
         )
     except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+        raise connection_error(args, error) from error
 
 
 def _console() -> "Console":

@@ -21,7 +21,7 @@ from penstock.scheduler.setting import SettingError
 from penstock.server.security.policy import JwtPolicy, Policy, StaticToken, TenantPolicy
 from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
 from penstock.server.security.web_tokens import BadKeySet, KeySet, check_installed, read_key_set
-from penstock.server.settings.json_values import WrongKind, from_json_value
+from penstock.server.settings.json_values import TABLE, WrongKind, from_json_value
 from penstock.server.tenants import tenant_fault
 
 logger = logging.getLogger(__name__)
@@ -231,12 +231,13 @@ class _File:
             )
 
 
-def parse_policy(text: str, folder: Path) -> Policy:
-    """Parse a policy. `folder` is the base of relative paths in it. Raises BadPolicy if it is
-    invalid."""
+def _parse(text: str) -> _File:
+    """Parse the text and check each value. Raises BadPolicy."""
     try:
         content = _with_defaults(tomllib.loads(text))
-        file = from_json_value(_File, content, "", page="docs/security.md")
+        if "version" not in content:
+            raise BadPolicy(f"version is missing: write version = {VERSION}")
+        return from_json_value(_File, content, "", page="docs/security.md", is_toml=True)
     except tomllib.TOMLDecodeError as error:
         # The message has line and column, and quotes a single character at most.
         raise BadPolicy(f"is not TOML: {error}") from None
@@ -244,9 +245,18 @@ def parse_policy(text: str, folder: Path) -> Policy:
         raise BadPolicy("is nested too deep") from None
     except WrongKind as error:
         is_secret = _SECRET.search(error.where)
-        raise BadPolicy(error.unquoted if is_secret else str(error)) from None
+        message = error.unquoted if is_secret else str(error)
+        if error.wanted == TABLE and "[" not in error.where:
+            message += f"; write [{error.where}]"
+        raise BadPolicy(message) from None
     except ValueError as error:
         raise BadPolicy(str(error)) from None
+
+
+def parse_policy(text: str, folder: Path) -> Policy:
+    """Parse a policy. `folder` is the base of relative paths in it. Raises BadPolicy if it is
+    invalid."""
+    file = _parse(text)
     tokens: dict[bytes, StaticToken] = {}
     certificates: dict[str, str] = {}
     for name, tenant in file.tenants.items():

@@ -81,7 +81,7 @@ def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
         raise BadKeySet("is not JSON") from None
     listed: object = cast(dict[str, Any], root).get("keys") if isinstance(root, dict) else None
     if not isinstance(listed, list):
-        raise BadKeySet("keys must be a list")
+        raise BadKeySet("keys must be an array")
     entries = cast(list[object], listed)
     if len(entries) > MAX_KEYS:
         raise BadKeySet(f"keys must be at most {MAX_KEYS}")

@@ -174,7 +174,7 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
         if isinstance(raw, str) and (is_text or dataclasses.is_dataclass(item.kind)):
             value = _of_text(item, raw, spelling)
         elif not is_text:
-            value = _of_value(item, raw, spelling)
+            value = _of_value(item, raw, spelling, is_toml=True)
     except ValueError as error:
         raise BadSetting(str(error)) from error
     for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
@@ -190,7 +190,8 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
     """Parse the value of a flag or an environment variable."""
     kind = item.kind
     if dataclasses.is_dataclass(kind):
-        return _of_value(item, *_read_json_or_file(text, spelling))
+        data, is_toml = _read_json_or_file(text, spelling)
+        return _of_value(item, data, spelling, is_toml=is_toml)
     if item.choices:
         if text not in item.choices:
             raise BadSetting(f"{spelling} must be one of {', '.join(item.choices)}, not {text!r}")
@@ -211,13 +212,13 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
     return Path(text) if kind is Path else text
 
 
-def _of_value(item: Declared, data: Any, spelling: str) -> Any:
+def _of_value(item: Declared, data: Any, spelling: str, *, is_toml: bool) -> Any:
     """Convert a value from a file or from JSON. Keys missing from an object are filled from the
     setting's `base`."""
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
-    value = from_json_value(item.kind, given, spelling)
+    value = from_json_value(item.kind, given, spelling, is_toml=is_toml)
     if item.setting.needs_all:
         missing = [each.name for each in dataclasses.fields(item.kind) if each.name not in data]
         if missing:
@@ -225,14 +226,14 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
     return value
 
 
-def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
-    """Return (value, `spelling`), the last two arguments of `_of_value`. The value is that of
-    `text` if `text` is a JSON object or list, otherwise that of the TOML or JSON file at the path
-    `text`."""
+def _read_json_or_file(text: str, spelling: str) -> tuple[Any, bool]:
+    """Return the value of `text` if `text` is a JSON object or array, otherwise that of the TOML or
+    JSON file at the path `text`; and whether it was TOML."""
     if not text.lstrip().startswith(("{", "[")):
-        return read_table(Path(text).expanduser(), spelling), spelling
+        path = Path(text).expanduser()
+        return read_table(path, spelling), _is_toml(path)
     try:
-        return parse_json(text), spelling
+        return parse_json(text), False
     except ValueError as error:
         raise BadSetting(f"{spelling} is not valid JSON: {error}") from error
 
@@ -240,7 +241,7 @@ def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
 def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
     """Return the value in a file: TOML if `is_toml` or if the name ends in .toml, otherwise JSON.
     Raises BadSetting, which names the setting and the file."""
-    is_toml = is_toml or path.suffix == ".toml"
+    is_toml = is_toml or _is_toml(path)
     form, parse = ("TOML", tomllib.loads) if is_toml else ("JSON", parse_json)
     try:
         return parse(path.read_text(encoding="utf-8"))
@@ -252,6 +253,10 @@ def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
         raise BadSetting(f"{spelling}: {path} is not valid {form}: {error}") from error
     except RecursionError as error:  # In TOML.
         raise BadSetting(f"{spelling}: {path} is nested too deep") from error
+
+
+def _is_toml(path: Path) -> bool:
+    return path.suffix == ".toml"
 
 
 def _pairs(text: str, spelling: str) -> dict[str, float]:
