@@ -69,9 +69,9 @@ def _converse(runner: asyncio.Runner, client: "Client", args: argparse.Namespace
     is_terminal = sys.stdin.isatty()
     opening = [ChatMessage("system", args.system)] if args.system else []
     history = list(opening)
+    # Report an unreachable service before the first line is read.
+    runner.run(client.health())
     if is_terminal:
-        # Report an unreachable service before the user types the first line.
-        runner.run(client.health())
         print(_COMMANDS, file=sys.stderr, flush=True)
     while (line := _read_line(is_terminal)) is not None:
         if line == RESET:
