@@ -49,7 +49,7 @@ OPERATIONS_LINE = re.compile(r"^penstock operations on (\S+)")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `serve` to the command line."""
+    """Add the `serve` subcommand."""
     parser = subparsers.add_parser(
         "serve",
         help="run a service",
