@@ -1,7 +1,8 @@
 """The health probe: a small step that shows whether the executor still works after an error.
 
-It uses every kind of computation (a chunk over two blocks, a single token, a random draw), in
-blocks that are never assigned to a request.
+It has two rows, a chunk over two blocks and a single token, in blocks that are never assigned to a
+request. Outside of the fused path on a GPU, which samples greedily here, the token of the second
+row is drawn at random.
 """
 
 import numpy as np

@@ -43,7 +43,7 @@ class CacheBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BuildLock:
-    """A held lock. `descriptor`: the locked file, which the builder inherits."""
+    """A held lock. `descriptor`: that of the locked file, which the builder inherits."""
 
     descriptor: int
 

@@ -45,7 +45,7 @@ _NO_WIDTH = 10_000
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `top` to the command line."""
+    """Add the `top` subcommand."""
     parser = subparsers.add_parser(
         "top",
         help="monitor a service: requests, tokens, latency, the KV cache",
@@ -66,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("top", lambda: _top(args))
 
 
@@ -170,8 +170,8 @@ def _json(state: TopState) -> str:
 
 @contextlib.contextmanager
 def _keys(terminal: TextIO) -> Generator[bool]:
-    """Let keys be read one by one, without Enter, in this context. Yields False if `terminal` is
-    not a terminal."""
+    """Switch `terminal` to unbuffered input (cbreak mode) while the context is active, and yield
+    True. Yields False if `terminal` is not a terminal."""
     if not terminal.isatty():
         yield False
         return

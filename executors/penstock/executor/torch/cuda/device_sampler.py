@@ -66,9 +66,10 @@ class SamplePlan:
 class DeviceSamples:
     """The results on the device, valid until the next `sample`.
 
-    `rows` int32 [m, 4]: token; 1 if the logits were finite; bits of the token's log probability and
-    its rank, both undefined unless requested. `tops` int32 [m, 2, MAX_TOP]: ids of the most likely
-    tokens, then bits of their log probabilities, as many as requested; the rest is undefined.
+    `rows` int32 [m, 4]: the token; 1 if the logits were finite; the bits of the token's log
+    probability (float32); the token's rank. The last two are undefined unless requested. `tops`
+    int32 [m, 2, MAX_TOP]: the ids of the most likely tokens, and the bits of their log
+    probabilities, as many as requested; the rest is undefined.
     """
 
     rows: Tensor
