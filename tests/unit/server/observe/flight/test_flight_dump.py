@@ -1,4 +1,4 @@
-"""The files of flight recordings: who may read them, how many are kept, and that none is
+"""The files of flight recordings: their permissions, how many are kept, and that none is
 incomplete.
 """
 
