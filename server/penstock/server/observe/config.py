@@ -25,11 +25,12 @@ class TracingConfig:
     """Settings of tracing. The `OTEL_*` variables configure the export.
 
     `is_on` is True if traces are exported. If `has_next_rpc_keys`, spans also have the RPC
-    attributes of the next release of the OpenTelemetry semantic conventions. Traces of some
-    requests are always kept, regardless of the sampling ratio and the decision of the parent:
-    requests that ended with a server error, were replayed after an engine crash, or were preempted,
-    and requests whose TTFT (time to first token) exceeds `slow_ttft_s` or whose duration exceeds
-    `slow_s`.
+    attributes of the next release of the OpenTelemetry semantic conventions.
+
+    The traces of some requests are always kept, regardless of the sampling ratio and the sampling
+    decision of the caller. These requests ended with a server error, were replayed after an engine
+    crash, were preempted, had a TTFT (time to first token) above `slow_ttft_s`, or had a duration
+    above `slow_s`.
     """
 
     is_on: bool = False

@@ -88,8 +88,8 @@ def trace_response(trace: TraceParent) -> str:
 
 
 def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
-    """Return the metadata with which a caller can find its trace; empty if the request is not
-    traced."""
+    """Return response metadata by which the caller can find the trace: the trace id and the
+    `traceresponse` header. Empty if the request is not traced."""
     if not trace.trace_id:
         return ()
     return (

@@ -22,8 +22,8 @@ Labels = tuple[str, ...]
 
 
 class CounterTable:
-    """The series of one counter, by their label values. A series appears with its first increment
-    or after `begin`; a counter without labels exists from the start, with value 0."""
+    """The series of one counter, by their label values. A series exists after `begin` or its first
+    `add`; the series of a counter without labels exists from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.COUNTER)
@@ -58,8 +58,8 @@ class CounterTable:
 
 
 class GaugeTable:
-    """The series of one gauge, by their label values. A gauge without labels exists from the start,
-    with value 0."""
+    """The series of one gauge, by their label values. The series of a gauge without labels exists
+    from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.GAUGE)
