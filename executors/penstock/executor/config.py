@@ -263,7 +263,7 @@ class ExecutorConfig:
 
     @property
     def host_cache_bytes(self) -> int:
-        """KV cache size in bytes, if not derived from free memory: `kv_cache_bytes` or 512 MiB."""
+        """Size of a KV cache in host memory, in bytes: `kv_cache_bytes`; 512 MiB if it is None."""
         return _DEFAULT_CACHE_BYTES if self.kv_cache_bytes is None else self.kv_cache_bytes
 
     @property

@@ -53,7 +53,9 @@ def _type_note(kind: object, usual: object) -> str:
 
 
 def weight_bytes(model: LoadedModel, others: Iterable[Tensor] = ()) -> int:
-    """Return the bytes of parameters, buffers and `others`; shared memory counts once."""
+    """Return the total size of parameters, buffers and `others`, in bytes; shared memory counts
+    once.
+    """
     tensors = chain(model.module.parameters(), model.module.buffers(), others)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

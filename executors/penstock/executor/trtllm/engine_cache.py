@@ -38,7 +38,7 @@ class CacheUnusable(Exception):
 
 
 class CacheBusy(Exception):
-    """Another build held the lock for too long; the message names the process that holds it."""
+    """Another build held the lock for too long; the message names its process, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)

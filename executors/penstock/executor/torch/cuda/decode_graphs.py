@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 class DecodeGraphs:
     """Captures decode steps of up to `max_rows` rows at construction, and replays them.
+
     `last_tokens`: see `DeviceSampler.sample`. `staging`: used only for the capture.
     """
 

@@ -51,7 +51,7 @@ class Variant(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlan:
-    """Sampling options of a step's rows, as of the launch.
+    """How the rows of a step are sampled, and which log probabilities they request, at its launch.
 
     `wants_logprobs` bool [m]; `num_top`: the greatest number of top log probabilities that a row
     requests.
