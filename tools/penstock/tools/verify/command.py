@@ -22,6 +22,7 @@ from penstock.server.cli.command import Parser, Subparsers, until_signal
 from penstock.server.cli.connection import (
     UsageError,
     add_address_option,
+    connection_error,
     describe_error,
     run_reporting,
 )
@@ -29,6 +30,7 @@ from penstock.server.cli.connection_options import (
     add_connection_options,
     bare_channel,
     client_options,
+    read_connection_options,
     reject_connection_options,
 )
 from penstock.tools.flags import add_settings, read_settings
@@ -272,17 +274,20 @@ class _Run:
 
         try:
             # A retry would hide failures.
-            options = {} if self._args.serve else client_options(self._args)
-            channel = ChannelConfig(server_name=self._args.server_name)
+            options, server_name = {}, None
+            if not self._args.serve:
+                options = client_options(self._args)
+                server_name = read_connection_options(self._args).server_name
+            channel = ChannelConfig(server_name=server_name)
             client = Client(address, retry=NO_RETRY, channel=channel, **options)
         except (ValueError, OSError) as error:
-            raise CouldNotRun(str(error)) from error
+            raise CouldNotRun(str(connection_error(self._args, error))) from error
         async with client:
             await _require_service(client)
             subject = Subject(
                 client=client,
                 address=address,
-                open_channel=bare_channel(address, options, self._args.server_name),
+                open_channel=bare_channel(address, options, server_name),
                 concurrency=self._limits.concurrency,
                 is_prefix_reuse_off=is_prefix_reuse_off,
             )
