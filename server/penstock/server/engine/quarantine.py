@@ -3,8 +3,9 @@
 The supervisor decides which requests are suspected, and passes their keys to the next engine. That
 engine runs them one at a time (probation), next to requests that are not suspected, or rejects
 them. A request passes its probation when each of its outputs has ended or has generated
-`num_probation_tokens` tokens (one token if that output is not suspected); if the engine dies again,
+`num_probation_tokens` tokens (one token if that output is not suspected). If the engine dies again,
 the supervisor decides whether the request is rejected.
+
 Uses no status board, no sockets and no clock.
 """
 

@@ -285,10 +285,10 @@ class ClientPosition:
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
     complete prompt. `tokens` has the number of tokens of each output, by output index, that the
-    client has received and that `remaining_events` has not skipped yet. `begun` has the indices of
-    the outputs of which the client has received tokens and nothing was sent again yet. If such an
-    output has ended with STOP or LENGTH, a `TokensPiece` without tokens (the last text of the
-    output) is skipped too, because the client received it together with the last token.
+    client has received and that `remaining_events` has not skipped yet. `begun` has the index of
+    each output of which the client has received tokens, until more of that output is sent. If such
+    an output has ended with STOP or LENGTH, its last text (a `TokensPiece` without tokens) is
+    skipped too, because the client received it together with the last token.
     """
 
     is_accepted: bool = False

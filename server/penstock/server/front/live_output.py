@@ -81,7 +81,7 @@ class LiveOutput(Generic[RequestT]):
         is_plain: True if only the text of the next token must be pushed to the stream, so that
             `LiveRequest.on_token` can be skipped.
         captured: The text recorded for traces; None if it is not recorded.
-        token_ids: All tokens of the output so far, from which another engine continues.
+        token_ids: All tokens of the output so far, after which another engine continues.
         num_repeating: Number of tokens at the end of `token_ids` that the current engine still
             generates again before it generates new ones.
     """

@@ -58,7 +58,7 @@ class ServiceProcesses:
         return self._tasks[process]
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """Keep a process alive from now on, and return its task."""
+        """Keep a process alive from now on, and return the task that does so."""
         task = asyncio.create_task(process.keep_alive(), name=process.name)
         self._tasks[process] = task
         task.add_done_callback(lambda _: self._changed.set())

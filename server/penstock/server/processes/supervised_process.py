@@ -99,7 +99,7 @@ class SupervisedProcess:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The startup report of the last process that was ready; empty before the first one was."""
+        """The startup report of the last process that became ready; empty before that."""
         return self._facts
 
     def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:

@@ -175,7 +175,7 @@ def _at_most(path: str, unit: str, number: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """The type of a field. `inner` is its message type, None for other fields.
+    """The type of a field. `inner` is its message type; None if the field is not a message.
 
     `is_request` is True for a GenerateRequest, and `is_part` for a ContentPart of a chat message.
     `is_data` is True for tools, tool calls and template arguments, whose bytes are counted instead

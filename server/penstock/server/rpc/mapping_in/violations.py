@@ -108,8 +108,8 @@ class Violations:
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
-        """Return True if a list is short enough to be read; otherwise record a violation and return
-        False."""
+        """Return True if a list has at most `max_entries` entries; otherwise record a violation and
+        return False."""
         if num_entries <= max_entries:
             return True
         self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")
