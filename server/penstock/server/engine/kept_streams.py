@@ -6,7 +6,7 @@ expires.
 
 When a limit is exceeded, streams without a reader are dropped, and their requests are cancelled if
 they still run. If there are too many, they are dropped from the tenant with the most of them; if
-all streams are too large, from the tenant with the most bytes. The stream that has been without a
+the total size is too large, from the tenant with the most bytes. The stream that has been without a
 reader for the longest time is dropped first. If the tenant with the most bytes has no stream
 without a reader, the events of its largest stream are dropped. A stream must fit into one frame,
 because a front receives it in one frame when it attaches.
@@ -293,8 +293,8 @@ class KeptStreams:
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Create the stream of a request that is about to be submitted or has already ended.
 
-        Its name must be unused. If a limit is then exceeded, streams are dropped immediately, also
-        the new one.
+        Its name must be unused. If a limit is then exceeded, streams are dropped immediately,
+        possibly also the new one.
         """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream

@@ -87,11 +87,11 @@ class Attachments:
     async def _call(
         self, port: EnginePort, request_id: str, tenant: str, ceilings: PriorityCeilings
     ) -> "asyncio.Task[LiveRequest] | RequestError | Attached | None":
-        """Request the stream from the engine and return the response; None if the engine was lost.
+        """Request the stream from the engine, and start the request if the engine has it.
 
-        If the engine has the stream, the result is the task that starts the request, or the error
-        if it cannot start here. If the caller is cancelled, a stream that the engine attaches
-        meanwhile is detached again.
+        Returns the task that starts the request; the error if it cannot start here; the engine's
+        response if the engine has no stream; or None if the engine was lost. If the caller is
+        cancelled, a stream that the engine attaches meanwhile is detached again.
         """
         answers: list[asyncio.Task[LiveRequest] | RequestError | Attached] = []
         is_abandoned = False

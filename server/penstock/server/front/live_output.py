@@ -75,7 +75,7 @@ class LiveOutput(Generic[RequestT]):
         key: The number of the output in the engine; an engine restart may change it.
         text: Converts the tokens to text.
         stream: The stream of the request.
-        end: The end as reported to the client; None before it.
+        end: The end as reported to the client; None until the output has ended.
         is_live: True until the output has ended or failed here.
         is_running: True while the output has a slot in the batch.
         is_plain: True if only the text of the next token must be pushed to the stream, so that

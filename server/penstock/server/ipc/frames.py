@@ -191,8 +191,8 @@ returns or later on another thread."""
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """A request to subscribe to the cached blocks whose hash chains begin with `salt`, which only
-    requests with the same tenant, adapter and client salt share.
+    """A request to subscribe to the cached blocks whose hash chains begin with `salt`. All requests
+    with the same tenant, adapter and client salt have the same `salt`.
 
     `ticket` is the number of the subscription, which the front chooses.
     """

@@ -86,8 +86,8 @@ class EnginePort(Protocol):
         ...
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`, which only
-        requests with the same tenant, adapter and client salt share.
+        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`. All
+        requests with the same tenant, adapter and client salt have the same `salt`.
 
         Returns a function that unsubscribes it. The first updates are a snapshot. There are no
         updates until an engine that publishes its cache (`EngineHello.publishes_cache`) is

@@ -88,7 +88,7 @@ class _CallCount:
 class _MethodPolicy:
     """How the messages of one method are read.
 
-    `right`: see `AccessControl.right_of`. Several methods share one `slots` and one `calls`.
+    `right`: see `AccessControl.right_of`. Several methods share the same `slots` and `calls`.
     `is_ours` is True for handlers of Penstock, which take bytes.
     """
 

@@ -52,7 +52,8 @@ class Violations:
 
     def prompt_too_long(self, failure: Failure) -> None:
         """Record the violations of `failure`, the error for a prompt that is too long. If there are
-        no other violations, `raise_if_any` raises an error with its reason and metadata."""
+        no other violations, `raise_if_any` raises an error with the reason and metadata of
+        `failure`."""
         for violation in failure.violations:
             self.add(violation.path, violation.description)
         self._reason = failure.reason
