@@ -131,6 +131,9 @@ class SocketLoad:
             self._seen = None
             seen.set_result(records.summary())
 
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """See `EnginePortListener`."""
+
     def on_lost(self) -> None:
         """See `EnginePortListener`."""
         self._fail(ConnectionError("the engine is gone"))

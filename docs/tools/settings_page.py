@@ -35,7 +35,7 @@ the others follow it. Relative paths start at the working directory.
 
 A setting with a value `JSON|FILE` takes a JSON object, or a .json or .toml file, with the keys of
 its table [below](#keys-of-simulated_config). In these tables, a dot is an object in an object, and
-`[]` an item of a list. Unknown keys and duplicate keys are rejected by name.
+`[]` an item of an array. Unknown keys and duplicate keys are rejected by name.
 """
 
 

@@ -84,18 +84,24 @@ async def test_a_closed_loop_and_a_replayed_trace(service: Service, tmp_path: Pa
     trace.write_text(TRACE, encoding="utf-8")
 
     closed = await bench(
-        *(service.address, *SHORT, "--concurrency", 5, "--requests", 12, "--json", reported)
+        *(service.address, *SHORT, "--warm-up-s", 0.1, "--concurrency", 5, "--requests", 12),
+        *("--json", reported),
     )
     assert closed.code == 0, closed.err
     [point] = points_of(reported)
-    assert (point["arrivals"], point["num_completed"]) == ("closed", 12)
-    assert point["output_tokens_per_s"] * point["window_s"] == pytest.approx(36)
+    # Without those of the warm-up.
+    assert (point["arrivals"], point["num_due"], point["num_completed"]) == ("closed", 12, 12)
+    assert point["output_tokens_per_s"] * point["duration_s"] == pytest.approx(36)
+    assert point["requests_per_s"] * point["duration_s"] == pytest.approx(12)
+    assert point["offered_per_s"] is None
 
-    replayed = await bench(service.address, "--trace", trace, "--warm-up-s", 0, "--json", reported)
-    assert replayed.code == 0, replayed.err
-    [point] = points_of(reported)
-    assert (point["arrivals"], point["num_completed"], point["num_short"]) == ("replay", 3, 0)
-    # The second prompt is the first one again, of which whole blocks were kept.
+    replay = (service.address, "--trace", trace, "--warm-up-s", 0, "--seed", 1, "--json", reported)
+    for _ in range(2):
+        replayed = await bench(*replay)
+        assert replayed.code == 0, replayed.err
+        [point] = points_of(reported)
+        assert (point["arrivals"], point["num_completed"], point["num_short"]) == ("replay", 3, 0)
+    # The prompts of the first replay again, of which whole blocks are cached.
     assert point["cached_prompt_share"] > 0.0
 
 

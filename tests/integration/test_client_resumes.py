@@ -32,7 +32,7 @@ from support.stepped_service import SteppedService, another_front, stepped
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 OPTIONS: dict[str, Any] = {
-    "max_tokens": 60,
+    "max_tokens": 200,  # far more bytes than `cut_after`, however few messages carry them
     "temperature": 0.0,
     "ignore_eos": True,
     "return_token_ids": True,

@@ -45,6 +45,9 @@ class Received:
         for end in events.ends:
             self.end.set_result(end)
 
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Do nothing: no stream is kept."""
+
     def on_lost(self) -> None:
         self.lost.set()
 

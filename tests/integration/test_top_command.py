@@ -83,6 +83,22 @@ async def test_an_error_is_printed_without_a_traceback(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("models", "wrong port, {address}: operations calls (`penstock top`) need the operations"),
+        ("health", "no service penstock.v1.GenerationService at {address}: is it the operations"),
+    ],
+)
+async def test_the_operations_port_is_not_taken_for_the_main_port(
+    served: ServedOperations, command: str, line: str
+) -> None:
+    done = await run(command, PENSTOCK_ADDRESS=served.address)
+
+    assert (done.code, done.out) == (1, "")
+    assert line.format(address=served.address) in done.err
+
+
 @pytest.fixture
 def path_without_rich(tmp_path: Path) -> str:
     """Return a module path on which rich cannot be imported."""

@@ -334,7 +334,7 @@ async def test_without_a_service_verification_could_not_run() -> None:
     ("args", "reported"),
     [
         (("--serve", "--", "--no-such-option"), "not valid for `penstock serve`"),
-        (("--address", "a b"), "address: must be"),
+        (("--address", "a b"), "penstock verify: --address: must be"),
     ],
 )
 async def test_bad_usage_is_reported(args: tuple[str, ...], reported: str) -> None:

@@ -38,7 +38,6 @@ from penstock.server.ipc.frames import Attached, KeptRequest
 from penstock.server.ipc.ports import (
     AttachListener,
     CacheListener,
-    DetachListener,
     EnginePortListener,
     EngineUnavailable,
 )
@@ -129,9 +128,6 @@ class ScriptedPort:
 
     def detach(self, names: tuple[str, ...]) -> None:
         """Do nothing: no stream is kept."""
-
-    def on_detached(self, listener: DetachListener) -> None:
-        """Do nothing: no other client attaches."""
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         self.cache_listeners[salt] = listener

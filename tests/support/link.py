@@ -231,6 +231,9 @@ class Recorder:
             self.ended[end.key] = end
         self.events.put_nowait(events)
 
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Do nothing: no stream is kept."""
+
     def on_lost(self) -> None:
         self.lost.put_nowait(None)
 

@@ -370,7 +370,8 @@ async def scripted_server(
     pb.add_GenerationServiceServicer_to_server(cast(Any, servicer), server)
     pb.add_ModelServiceServicer_to_server(cast(Any, servicer), server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)
-    await servicer.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    for name in ("", "penstock.v1.GenerationService"):
+        await servicer.health.set(name, health_pb2.HealthCheckResponse.SERVING)
     servicer.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()
     try:

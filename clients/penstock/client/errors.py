@@ -50,8 +50,6 @@ from urllib.parse import unquote
 
 import grpc
 
-from penstock.conventions import DEFAULT_PORT, OPERATIONS_OFFSET
-
 STREAM_BROKEN = "STREAM_BROKEN"
 """Reason of `StreamBroken`, which the client raises and no server sends."""
 
@@ -61,13 +59,14 @@ _HINTS = {
     "Connection refused": "no service at {address}: is `penstock serve` running?",
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
     "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
-    "Method not found": "wrong port, {address}: `OperationsClient` and `penstock top` need the"
-    f" operations port (default {DEFAULT_PORT + OPERATIONS_OFFSET}), all others the main port"
-    f" (default {DEFAULT_PORT})",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
     "Deadline Exceeded": "the deadline passed before the call ended",
 }
+_WRONG_PORT = (
+    "wrong port, {address}: operations calls (`penstock top`) need the operations port, all others"
+    " the main port; `penstock serve` prints both"
+)
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 _CONNECTING = re.compile(
     r"^failed to connect to all addresses; last error: [A-Z_]+: \S+ (?:Failed to connect[^:]*: )?"
@@ -117,8 +116,8 @@ class PenstockError(Exception):
     """A failed call. Its text has the status and the message and, if they are set, the reason, the
     invalid fields, the estimated time, the retry time and the request id.
 
-    If the failure has no reason and its message is a common one of gRPC, e.g. "Connection refused",
-    the text starts with advice on what to check.
+    If the failure has no reason and is UNIMPLEMENTED or has a common message of gRPC, e.g.
+    "Connection refused", the text starts with advice on what to check.
     """
 
     def __init__(self, failure: Failure) -> None:
@@ -150,7 +149,11 @@ class PenstockError(Exception):
             return ""
         found = _ADDRESS.search(self.message)
         address = unquote(found[1]) if found else self.failure.address or "the address"
-        hint = next((hint for words, hint in _HINTS.items() if words in self.message), "")
+        if self.code is grpc.StatusCode.UNIMPLEMENTED and self.failure.address:
+            # The server lacks the service or the method. Errors of the client have no address.
+            hint = _WRONG_PORT
+        else:
+            hint = next((hint for words, hint in _HINTS.items() if words in self.message), "")
         return hint.format(address=address)
 
     def of_request(self, request_id: str) -> Self:

@@ -1,4 +1,4 @@
-"""Which models the fused path serves on a CPU; the others are served by their modules."""
+"""Which models the fused path serves on a CPU; the eager path serves all others."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_weights_that_only_the_modules_read_are_freed(dtype: str, tmp_path: Path
 
 
 class _Faulty(PlainKernels):
-    """Kernels whose product of matrices packed in bfloat16 is wrong by a factor of 1.5."""
+    """Kernels whose bfloat16 matrix product is wrong by a factor of 1.5."""
 
     is_native = True
     has_fast_bf16_linear = True

@@ -1,5 +1,5 @@
-"""The kernels for keys, values and weights in 8 bits and for weights in bfloat16, compared with
-torch for every instruction set of this machine.
+"""The CPU kernels for 8-bit keys, values and weights, and for bfloat16 weights, compared with torch
+for every instruction set of this machine.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def demo(quantization: str, kv_cache_dtype: str, dtype: str = "float32") -> Exec
 
 @torch.inference_mode()
 def logits_of(config: ExecutorConfig, token_ids: list[int]) -> Tensor:
-    """Return float32 logits [tokens, vocabulary], computed in a chunk of 100 tokens, then token by
-    token.
+    """Return float32 logits [tokens, vocabulary]. The first 100 tokens are computed in one chunk,
+    the others one by one.
     """
     model = load_configured(config)
     path = fused_of(config, model)

@@ -1,5 +1,5 @@
-"""How the memory of the eager path is measured. The tests run on a CPU, with a counter of peak host
-memory.
+"""How the memory of the eager path is measured. The tests run on a CPU and replace the function
+that measures peak memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_NUM_SEQS, BUDGET = 6, 200
 def measure(
     folder: Path, peak_of: Callable[[Callable[[], Any]], int]
 ) -> tuple[int, list[weakref.ref[StepForward]]]:
-    """Return the bytes measured for a step of the eager path, and weak references to the forwards
-    that the measurement created.
+    """Call `eager_step_bytes` with this `peak_of`. Return the number of bytes, and a weak reference
+    to each `StepForward` that was created.
     """
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET

@@ -99,14 +99,14 @@ def test_missing_fields_have_their_defaults() -> None:
         ({"kind": "simulated", "simulated": {"faults": [{}]}}, r"faults\[0\].kind is missing"),
         (
             {"kind": "simulated", "simulated": {"faults": {}}},
-            "faults must be a list, not an object",
+            "faults must be an array, not an object",
         ),
         (
             {"kind": "simulated", "num_blocks": 1.5},
             "num_blocks must be an integer at least 1, not 1.5",
         ),
         ({"kind": "simulated", "device": None}, "device must be a string, not null"),
-        ({"kind": ["torch"]}, "kind must be one of 'torch', .*, not a list"),
+        ({"kind": ["torch"]}, "kind must be one of 'torch', .*, not an array"),
         ({"kind": "x" * 999}, "kind must be one of .*, not '" + "x" * 79 + r"\.\.\.$"),
         (
             {"kind": "simulated", "simulated": {"cost": {"step_s": 10**400}}},

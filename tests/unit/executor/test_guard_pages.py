@@ -1,4 +1,4 @@
-"""Products of packed matrices access no memory outside their matrices."""
+"""Kernels that multiply packed matrices access no memory outside these matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All layers in one call give the same bits as the same layers operator by operator."""
+"""One native call that computes all layers returns the same bits as a call per operator."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
 def _logits(
     config: ExecutorConfig, instructions: str, *, is_int8: bool, whole: bool
 ) -> torch.Tensor:
-    """Return the logits after a first chunk and after one further token of each sequence.
-    `whole`: compute all layers in one native call.
+    """Return the logits after a first chunk and after one further token of each sequence. If
+    `whole`, one native call computes all layers.
     """
     kernels = load(instructions)
     assert isinstance(kernels, NativeKernels)

@@ -1,4 +1,4 @@
-"""The event loop runs all calls of the engine, and blocking calls run outside it."""
+"""Calls of the engine run in the event loop's thread; blocking calls run in a worker thread."""
 
 from __future__ import annotations
 

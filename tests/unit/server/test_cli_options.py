@@ -210,11 +210,6 @@ def test_missing_details_of_an_error_are_not_printed() -> None:
             "ipv4:127.0.0.1:9: Failed parsing HTTP/2 (Expected SETTINGS frame)",
             "127.0.0.1:9 is not a gRPC port: ",
         ),
-        (
-            "Method not found!",
-            "wrong port, 127.0.0.1:7: `OperationsClient` and `penstock top` need the operations"
-            " port (default 50052), all others the main port (default 50051) (UNAVAILABLE: ",
-        ),
         ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "only one side uses TLS"),
     ],
 )
@@ -228,6 +223,20 @@ def test_where_no_service_answers_the_line_states_what_to_look_for(
         code=grpc.StatusCode.UNAVAILABLE, reason="ENGINE_DOWN", message=grpc_message
     )
     assert hint not in describe_error(error_of(of_service)).replace(grpc_message, "")
+
+
+@pytest.mark.parametrize(
+    "answer", ["Method not found!", "unknown service penstock.v1.ModelService"]
+)
+def test_a_port_without_the_called_service_is_reported_as_the_wrong_port(answer: str) -> None:
+    failure = Failure(code=grpc.StatusCode.UNIMPLEMENTED, message=answer, address="127.0.0.1:7")
+    assert describe_error(error_of(failure)) == (
+        "wrong port, 127.0.0.1:7: operations calls (`penstock top`) need the operations port, all"
+        f" others the main port; `penstock serve` prints both (UNIMPLEMENTED: {answer})"
+    )
+    # An error of the client itself has no address.
+    failure = Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="the server lacks Multiplex")
+    assert describe_error(error_of(failure)) == "UNIMPLEMENTED: the server lacks Multiplex"
 
 
 @pytest.mark.parametrize("wait_s", [0.4, 60.2])

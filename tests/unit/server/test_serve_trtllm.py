@@ -140,7 +140,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         ('{"a": ' + "[" * 99_999, "trtllm-config is not valid JSON: it is nested too deep"),
         (
             '{"max_batch_size": ' + "[" * 400 + "]" * 400 + "}",
-            "must be an integer in 1..65536, not a list",
+            "must be an integer in 1..65536, not an array",
         ),
         (
             '{"max_batch_size": ' + "9" * 5000 + "}",
@@ -210,7 +210,7 @@ def test_a_model_nested_too_deep_is_rejected_in_one_line(model: Path) -> None:
 def test_a_file_must_contain_an_object(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     path.write_text("[]")
-    with pytest.raises(BadSetting, match=r"trtllm-config must be an object, not a list"):
+    with pytest.raises(BadSetting, match=r"trtllm-config must be an object, not an array"):
         configured(model, "--trtllm-config", str(path))
 
 

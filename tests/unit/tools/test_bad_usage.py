@@ -69,7 +69,8 @@ from penstock.tools.command_line import main
         ("verify localhost:50051", "an address: --address localhost:50051"),
         ("verify --concurrency 0", "--concurrency must be at least 1"),
         ("top --json", "--json requires --once"),
-        ("top --once --address http://here", "address: must be"),
+        ("top --once --address http://here", "penstock top: --address: must be"),
+        ("top --once --service http://here", "penstock top: --service: must be"),
         ("top --once --interval 0", "must be a positive number of seconds"),
         ("serve --executor simulated --record-max-mib 0", "record-max-mib must be at least 1"),
         *(
@@ -78,7 +79,11 @@ from penstock.tools.command_line import main
                 ("--block-size 0", "block-size"),
                 ("--drain-grace-s nan", "drain-grace-s"),
                 ("--fronts 0", "fronts"),
-                ('--simulated-config {"speed":3}', "speed"),
+                (
+                    '--simulated-config {"zzz":3}',
+                    "--simulated-config.zzz is unknown; known are cost, faults, is_strict,"
+                    " kv_bytes_per_token, max_output_tokens, min_output_tokens, pace, vocab_size\n",
+                ),
                 ("--simulated-config {", "simulated-config"),
             )
         ),
@@ -94,6 +99,31 @@ def test_bad_usage_is_one_line(words: str, line: str, capsys: pytest.CaptureFixt
     assert printed.out == ""
     assert line.lower() in printed.err.lower()
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "value", "line"),
+    [
+        ("generate Hi", "PENSTOCK_ADDRESS", "a b", "PENSTOCK_ADDRESS: must be HOST, HOST:PORT,"),
+        ("models", "PENSTOCK_PORT", "many", "PENSTOCK_PORT: the port must be from 1 to 65535, not"),
+        ("models --address :1", "PENSTOCK_ADDRESS", ":1", "--address: must be HOST, HOST:PORT,"),
+        ("top --once", "PENSTOCK_OPERATIONS", "a b", "PENSTOCK_OPERATIONS: must be HOST,"),
+        ("top --once", "PENSTOCK_OPERATIONS_PORT", "0", "PENSTOCK_OPERATIONS_PORT: the port must"),
+        ("top --once", "PENSTOCK_PORT", "65535", "PENSTOCK_PORT: the port must be from 1 to 65535"),
+    ],
+)
+def test_an_invalid_address_is_reported_with_the_flag_or_the_variable_that_set_it(
+    words: str,
+    variable: str,
+    value: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    assert main(words.split()) == 2
+    assert f"penstock {words.split()[0]}: {line}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,7 +145,10 @@ def test_an_invalid_prompt_is_not_repeated_in_the_error(
 @pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "models", "health", "demo"])
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
-    assert "exit codes:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "exit codes:" in shown
+    # `demo` calls only the service that it starts.
+    assert ("no service at the address" in shown) is (command not in ("serve", "demo"))
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from penstock.tools.bench.options import check_options, plans_for, plans_of, sen
 from penstock.tools.bench.pipe import WorkerDone
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder
-from penstock.tools.bench.report import document_of, sweep_lines
+from penstock.tools.bench.report import document_of, figure_lines, sweep_lines, write_page
 from penstock.tools.bench.sender import SenderConfig
 from penstock.tools.command_line import build_parser
 from support.load_events import finished, plan
@@ -60,9 +60,9 @@ def measured(made: LoadPlan, ttft_s: float) -> LoadRun:
         record.tokens(due_s + ttft_s, 1)
         record.tokens(due_s + ttft_s + 0.01, 1)
         record.finished(due_s + ttft_s + 0.01, finished())
-    recorder.begin(3.0, 3.0, 2).failed(3.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
-    recorder.begin(3.0, 3.0, 2).failed(3.1, "UNAVAILABLE", "")
-    done = WorkerDone(recorder=recorder, cpu_share=0.25, was_sending_at_end=True)
+    recorder.begin(3.0, 3.0, 2).failed("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    recorder.begin(3.0, 3.0, 2).failed("UNAVAILABLE", "")
+    done = WorkerDone(recorder=recorder, cpu_share=0.25)
     return merged_run(made, [done])
 
 
@@ -182,10 +182,31 @@ def test_the_table_of_several_loads_fits_a_terminal() -> None:
     assert max(map(len, lines)) <= 100
 
 
+def test_only_an_open_loop_has_an_offered_rate(tmp_path: Path) -> None:
+    [at_rate], [closed] = plans("--rates", 10, "--warm-up-s", 0), plans("--concurrency", 4)
+    offered = " of 0.13 offered, "
+
+    for made, is_open in ((at_rate, True), (closed, False)):
+        runs = [measured(made, 0.5)] * 2
+        figures = [figures_of(run) for run in runs]
+        text = "\n".join(figure_lines(figures[0]))
+        assert (offered in text) is is_open
+        document = document_of(SenderConfig(address="localhost"), model(), runs, figures)
+        assert (document["points"][0]["offered_per_s"] is not None) is is_open
+        write_page(tmp_path / "page.html", document, runs, figures)
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert ("offered/s" in page) is is_open
+    assert figure_lines(figures_of(measured(closed, 0.5)))[:3] == [
+        "load         closed, 4 concurrent, 3.0 s of sending and 0.0 s of draining",
+        "requests     4 due: 2 completed, 2 failed",
+        "goodput      0.67 requests/s, 50.0% of all within targets",
+    ]
+
+
 def test_json_has_null_for_values_that_were_not_measured() -> None:
     made = plan()
     idle = LoadRecorder.from_plan(made)
-    run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0, was_sending_at_end=True)])
+    run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0)])
     document = document_of(SenderConfig(address="localhost"), model(), [run], [figures_of(run)])
 
     read = json.loads(json.dumps(document, allow_nan=False))

@@ -1,5 +1,5 @@
-"""Requests are sent on schedule, their number is limited, and every wait counts. The tests run in
-virtual time.
+"""Requests are sent on schedule, their number is limited, and the time until a late request is sent
+counts in its latency. The tests run in virtual time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """A selector that does not wait but adds the time to `now_s`."""
+    """A selector that does not wait, but adds the timeout to `now_s`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ SERVICE_S = 0.01
 
 
 class Server:
-    """A client of a server that serves every request in 10 ms, also concurrently, except during a
+    """A client whose server takes 10 ms for each request, however many are open, except during a
     stall.
     """
 
@@ -89,7 +89,7 @@ class Server:
 
 
 class Rejecting(Server):
-    """A server that rejects every second request."""
+    """A client whose server rejects every second request."""
 
     async def generate(
         self, request: PlannedRequest, token_ids: list[int]
@@ -140,7 +140,7 @@ def test_requests_are_sent_when_they_are_due() -> None:
 
 
 def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
-    """One second of ten is a stall, so a tenth of the requests wait, for 0 to 1 s."""
+    """The server stalls for one second of ten, so a tenth of the requests wait, for 0 to 1 s."""
     recorder = drive(plan(rate_per_s=100.0), Server(stall=(4.0, 5.0))).recorder
 
     assert recorder.num_completed == 1000
@@ -184,15 +184,40 @@ def test_a_closed_loop_keeps_its_number_and_stops_with_the_time() -> None:
     assert server.max_num_open == 3
     # 10 ms each; a hundredth of a millisecond of float error may cost or save one round.
     assert driver.recorder.num_completed == pytest.approx(300, abs=3)
-    assert driver.was_sending_at_end
 
 
 def test_a_closed_loop_stops_with_its_number_of_requests() -> None:
-    driver = drive(closed(concurrency=3, warm_up_s=0.1, max_requests=10), Server())
+    driver = drive(closed(concurrency=3, max_requests=10), Server())
 
-    assert driver.recorder.num_completed == 10
-    assert driver.num_sent > 10  # those of the warm-up
-    assert not driver.was_sending_at_end
+    assert driver.recorder.num_due == driver.recorder.num_completed == driver.num_sent == 10
+
+
+def test_the_warm_up_of_a_closed_loop_ends_before_its_measurement_starts() -> None:
+    made = closed(concurrency=3, warm_up_s=0.1, max_requests=10)
+    warm_up, server = made.warm_up(), Server()
+    assert warm_up is not None
+    assert (warm_up.end_s, warm_up.warm_up()) == (0.1, None)
+
+    assert drive(warm_up, server).num_sent == pytest.approx(30, abs=3)
+    assert server.num_open == 0
+    # All of the second run count: none were sent by the first one.
+    recorder = drive(made, server).recorder
+    assert recorder.num_due == recorder.num_completed == 10
+    assert recorder.ttft.max_s == pytest.approx(SERVICE_S)
+
+
+def test_a_loop_without_a_warm_up_and_an_open_one_are_a_single_run() -> None:
+    assert closed(concurrency=3).warm_up() is None
+    assert plan(warm_up_s=1.0).warm_up() is None
+
+
+def test_a_clock_that_is_early_by_rounding_costs_no_request() -> None:
+    def clock() -> float:
+        return asyncio.get_running_loop().time() - 5e-7
+
+    driver = drive(closed(concurrency=3, max_requests=3), Server(), clock)
+
+    assert driver.recorder.num_due == driver.num_sent == 3
 
 
 def test_a_closed_loop_pauses_after_a_failure() -> None:

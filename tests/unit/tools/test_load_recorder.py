@@ -1,5 +1,6 @@
 """What a load recorder counts, from which time on, and what several recorders count together."""
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,8 +33,8 @@ def served(recorder: LoadRecorder, due_s: float, *at_s: float, sent_s: float | N
     record.finished(at_s[-1], finished(len(at_s)))
 
 
-def done(recorder: LoadRecorder, *, cpu_share: float = 0.1, is_full: bool = True) -> WorkerDone:
-    return WorkerDone(recorder=recorder, cpu_share=cpu_share, was_sending_at_end=is_full)
+def done(recorder: LoadRecorder, *, cpu_share: float = 0.1) -> WorkerDone:
+    return WorkerDone(recorder=recorder, cpu_share=cpu_share)
 
 
 def test_percentiles_are_within_a_thousandth() -> None:
@@ -87,20 +88,26 @@ def test_a_message_of_several_tokens_is_one_gap_and_counts_all_tokens() -> None:
     assert len(recorder.itl) == 1
     assert recorder.itl.max_s == pytest.approx(1.0)
     assert recorder.tpot.max_s == pytest.approx(0.25)
-    assert recorder.num_window_tokens == 5
+    assert recorder.num_output_tokens == 5
     assert recorder.num_short == 0
 
 
-def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
-    recorder = LoadRecorder.from_plan(plan(warm_up_s=1.0, duration_s=2.0))
+def test_a_request_of_the_warm_up_is_in_no_figure_and_a_later_one_in_all() -> None:
+    made = plan(warm_up_s=1.0, duration_s=2.0)
+    recorder = LoadRecorder.from_plan(made)
 
-    served(recorder, 0.9, 0.95, 1.1)  # due too early, ends in the window
-    served(recorder, 2.9, 2.95, 3.0)  # due in it, ends after it
-    recorder.begin(0.5, 0.5, 1).failed(0.6, "UNAVAILABLE", "")
+    served(recorder, 0.9, 0.95, 1.1, 1.2)  # due in the warm-up, ends after it
+    served(recorder, 2.9, 2.95, 5.0)  # ends in the drain
+    recorder.begin(0.5, 0.5, 1).failed("UNAVAILABLE", "")
 
     assert (recorder.num_due, recorder.num_completed, recorder.num_failed) == (1, 1, 0)
     assert len(recorder.ttft) == 1
-    assert (recorder.num_window_completed, recorder.num_window_tokens) == (1, 2)
+    figures = figures_of(merged_run(made, [done(recorder)]))
+    assert (figures.sending_s, figures.duration_s) == (2.0, 4.0)
+    assert figures.offered_per_s == 1 / 2.0
+    assert figures.requests_per_s == 1 / 4.0
+    assert figures.output_tokens_per_s == 2 / 4.0
+    assert figures.prompt_tokens_per_s == 8 / 4.0
 
 
 def test_a_good_request_meets_ttft_and_nearly_all_gap_targets() -> None:
@@ -136,11 +143,11 @@ def test_an_output_of_an_unexpected_length_or_end_is_reported() -> None:
 def test_processes_add_up() -> None:
     parts = [LoadRecorder.from_plan(plan()), LoadRecorder.from_plan(plan())]
     served(parts[0], 0.0, 0.1, 0.15)
-    parts[0].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    parts[0].begin(1.0, 1.0, 1).failed("RESOURCE_EXHAUSTED", "QUEUE_FULL")
     served(parts[1], 0.0, 0.3, 0.35)
-    parts[1].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
-    parts[1].begin(1.0, 1.0, 1).failed(1.1, "UNAVAILABLE", "")
-    parts[1].begin(1.0, 1.0, 1).abandoned(70.0)
+    parts[1].begin(1.0, 1.0, 1).failed("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    parts[1].begin(1.0, 1.0, 1).failed("UNAVAILABLE", "")
+    parts[1].begin(1.0, 1.0, 1).abandoned()
     parts[1].drop(2.0)
 
     received = [cast("WorkerDone", decode(encode(done(part)))) for part in parts]
@@ -162,32 +169,76 @@ def test_processes_add_up() -> None:
     assert figures.cpu_shares == (0.1, 0.1)
 
 
+ROWS = (TraceRequest(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
+
+
 @pytest.mark.parametrize(
-    ("settings", "is_full", "window_s"),
+    ("settings", "sending_s", "duration_s"),
     [
-        ({}, True, 10.0),
-        ({"max_requests": 1}, True, 0.2),
-        ({"arrivals": Arrivals.CLOSED, "concurrency": 1}, True, 10.0),
-        ({"arrivals": Arrivals.CLOSED, "concurrency": 1, "max_requests": 1}, False, 0.2),
+        ({}, 10.0, 10.0),
+        ({"warm_up_s": 0.5}, 10.0, 10.0),
+        ({"max_requests": 3}, 10.0, 10.0),
+        ({"max_requests": 2}, 2.0, 2.5),
+        ({"max_requests": 2, "warm_up_s": 0.5}, 1.5, 2.0),
+        ({"arrivals": Arrivals.REPLAY, "rows": ROWS}, 2.0, 2.5),
+        # The warm-up of a closed loop is a separate run.
+        ({"arrivals": Arrivals.CLOSED, "concurrency": 1, "warm_up_s": 0.5}, 2.0, 2.5),
     ],
 )
-def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
-    settings: dict[str, Any], is_full: bool, window_s: float
+def test_rates_are_over_the_time_in_which_requests_were_due_and_completed(
+    settings: dict[str, Any], sending_s: float, duration_s: float
 ) -> None:
     made = plan(**settings)
     recorder = LoadRecorder.from_plan(made)
-    served(recorder, 0.0, 0.1, 0.2)
+    served(recorder, 1.0, 1.1, 1.2)
+    served(recorder, 2.0, 2.1, 2.5)
 
-    assert merged_run(made, [done(recorder, is_full=is_full)]).window_s == window_s
+    run = merged_run(made, [done(recorder)])
+
+    assert (run.sending_s, run.duration_s) == (sending_s, duration_s)
 
 
-def test_a_replayed_trace_ends_with_its_last_request() -> None:
-    rows = (TraceRequest(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
-    made = plan(arrivals=Arrivals.REPLAY, rows=rows)
+def test_a_request_that_does_not_complete_does_not_lengthen_the_measurement() -> None:
+    recorder = LoadRecorder.from_plan(plan())
+    served(recorder, 9.0, 9.5, 11.0)
+    recorder.begin(9.5, 9.5, 2).abandoned()
+    recorder.drop(9.9)
+
+    assert merged_run(plan(), [done(recorder)]).duration_s == 11.0
+
+
+@pytest.mark.parametrize("max_requests", [None, 8])
+def test_rates_do_not_contradict_the_counts(max_requests: int | None) -> None:
+    """Of ten requests, two are in the warm-up, two meet the targets and one fails."""
+    made = plan(warm_up_s=2.0, max_requests=max_requests, targets=Targets(ttft_s=1.0, itl_s=0.1))
     recorder = LoadRecorder.from_plan(made)
-    served(recorder, 0.0, 0.1, 0.5)
+    for due_s in map(float, range(10)):
+        if due_s == 5.0:
+            recorder.begin(due_s, due_s, 1).failed("UNAVAILABLE", "")
+        else:
+            ttft_s = 0.5 if due_s in (3.0, 4.0) else 8.0
+            served(recorder, due_s, due_s + ttft_s, due_s + ttft_s + 0.05)
 
-    assert merged_run(made, [done(recorder)]).window_s == 0.5
+    f = figures_of(merged_run(made, [done(recorder)]))
+
+    assert (f.num_good, f.num_completed, f.num_due) == (2, 7, 8)
+    assert f.goodput_per_s < f.requests_per_s < f.offered_per_s
+    assert f.goodput_per_s * f.duration_s == pytest.approx(f.num_good)
+    assert f.requests_per_s * f.duration_s == pytest.approx(f.num_completed)
+    assert f.offered_per_s * f.sending_s == pytest.approx(f.num_due)
+
+
+def test_a_closed_loop_has_no_offered_rate() -> None:
+    made = plan(arrivals=Arrivals.CLOSED, concurrency=2)
+    recorder = LoadRecorder.from_plan(made)
+    served(recorder, 0.0, 0.1)
+    served(recorder, 0.0, 0.2)
+
+    figures = figures_of(merged_run(made, [done(recorder)]))
+
+    assert math.isnan(figures.offered_per_s)
+    assert figures.requests_per_s == pytest.approx(2 / 0.2)
+    assert figures.goodput_per_s == figures.requests_per_s
 
 
 def test_a_client_that_distorts_its_figures_is_reported() -> None:
@@ -243,7 +294,7 @@ def test_nothing_measured_is_no_figure_and_no_fault() -> None:
 
 def test_a_late_client_without_first_tokens_has_no_median_to_compare_with() -> None:
     recorder = LoadRecorder.from_plan(plan())
-    recorder.begin(0.0, 0.2, 2).failed(0.3, "INTERNAL", "")
+    recorder.begin(0.0, 0.2, 2).failed("INTERNAL", "")
 
     [warning] = warnings_of(figures_of(merged_run(plan(), [done(recorder)])))
     assert warning.startswith("100.0% of the requests failed")

@@ -100,6 +100,9 @@ def test_prompts_are_exact_within_the_vocabulary_and_differ() -> None:
     assert prompts.token_ids(first) == prompts.token_ids(first)
     assert prompts.token_ids(first) != prompts.token_ids(second)
     # No run of a sweep may find the prompts of the one before it cached.
+    assert prompts.token_ids(first) != RandomPromptMaker(replace(made, is_warm_up=True)).token_ids(
+        first
+    )
     assert prompts.token_ids(first) != RandomPromptMaker(replace(made, run_index=1)).token_ids(
         first
     )

@@ -126,11 +126,11 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--cost", '{"step_s": 1}'), "--cost: prefill_token_s, decode_slot_s, context_token_s mi"),
         (("--cost", "[1"), "--cost is not valid JSON"),
         (("--cost", COST.replace("1", "1e300")), "--cost.step_s must be in 0..3600"),
-        (("--cost", "[1]"), "--cost must be an object, not a list"),
+        (("--cost", "[1]"), "--cost must be an object, not an array"),
         (("--scheduler", '{"aging_s": 0}'), "--scheduler: aging_s must be above 0"),
         (
             ("--scheduler", '{"x": 1}'),
-            "--scheduler: x is unknown; known are max_lookahead, max_overtake_s, ",
+            "--scheduler: x is unknown; the most similar are max_lookahead, max_overtake_s, ",
         ),
         (
             ("--max-num-batched-tokens", "512", "--scheduler", '{"max_num_batched_tokens": 512}'),

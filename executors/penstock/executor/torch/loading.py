@@ -274,8 +274,8 @@ def _check_config(path: Path) -> None:
 
 
 def select_device(device: str) -> torch.device:
-    """Return the device of this name; a CUDA device gets its index and becomes the current one, as
-    pinned host memory and libraries require.
+    """Return the device of this name. A CUDA device is returned with its index, and becomes the
+    current device, as pinned host memory and libraries require.
 
     Raises ModelLoadError when the device does not exist.
     """

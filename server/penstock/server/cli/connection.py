@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, OPERATIONS_OFFSET
+from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT, OPERATIONS_OFFSET
 from penstock.server.cli.command import ExitCode
 from penstock.server.settings.table import variable_of
 
@@ -37,24 +37,39 @@ class UsageError(Exception):
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """Return PENSTOCK_ADDRESS; if unset, the address on which `serve` listens in the same
-    environment."""
-    port = environment.get(_PORT_VARIABLE, str(DEFAULT_PORT))
-    if port.startswith("tcp://"):
-        # Kubernetes sets the variable to a URL for a service called penstock.
-        port = str(DEFAULT_PORT)
-    return environment.get(ADDRESS_VARIABLE, f"{DEFAULT_HOST}:{port}")
+    """Return PENSTOCK_ADDRESS; if unset, this host with the port in PENSTOCK_PORT, or with the
+    default port if that is unset too."""
+    return _default_address(environment)[0]
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
     """Return PENSTOCK_OPERATIONS; if unset, this host with the port in PENSTOCK_OPERATIONS_PORT; if
     that is not a number, this host with the port that follows the port of the service."""
-    port = environment.get(_OPERATIONS_PORT_VARIABLE, "")
+    return _default_operations_address(environment)[0]
+
+
+def _default_address(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the default address and the name of the variable that sets it."""
+    if ADDRESS_VARIABLE in environment:
+        return environment[ADDRESS_VARIABLE], ADDRESS_VARIABLE
+    port = environment.get(_PORT_VARIABLE, str(DEFAULT_PORT))
+    if port.startswith("tcp://"):
+        # Kubernetes sets the variable to a URL for a service called penstock.
+        port = str(DEFAULT_PORT)
+    return f"{DEFAULT_HOST}:{port}", _PORT_VARIABLE
+
+
+def _default_operations_address(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the default address of the operations port and the name of the variable that sets
+    it."""
+    if OPERATIONS_VARIABLE in environment:
+        return environment[OPERATIONS_VARIABLE], OPERATIONS_VARIABLE
+    port, variable = environment.get(_OPERATIONS_PORT_VARIABLE, ""), _OPERATIONS_PORT_VARIABLE
     if not _is_number(port):
         # The variable may be unset, "off", or a URL from Kubernetes: tcp://...
-        main_port = environment.get(_PORT_VARIABLE, "")
+        main_port, variable = environment.get(_PORT_VARIABLE, ""), _PORT_VARIABLE
         port = str((int(main_port) if _is_number(main_port) else DEFAULT_PORT) + OPERATIONS_OFFSET)
-    return environment.get(OPERATIONS_VARIABLE, f"{DEFAULT_HOST}:{port}")
+    return f"{DEFAULT_HOST}:{port}", variable
 
 
 def _is_number(text: str) -> bool:
@@ -63,28 +78,63 @@ def _is_number(text: str) -> bool:
 
 
 def add_operations_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address` (alias `--service`) of the operations port, also read from
-    PENSTOCK_OPERATIONS."""
+    """Add the option `--address` (alias `--service`) for the address of the operations port. Its
+    default is `default_operations_address`."""
+    address, variable = _default_operations_address(os.environ)
     parser.add_argument(
         "--address",
         "--service",
         metavar="HOST[:PORT]",
-        default=default_operations_address(os.environ),
+        action=_AddressFlag,
+        default=address,
         help=f"the service's operations port (default: ${OPERATIONS_VARIABLE}, or this host at"
         f" ${_OPERATIONS_PORT_VARIABLE} or one above ${_PORT_VARIABLE},"
         f" {DEFAULT_PORT + OPERATIONS_OFFSET})",
     )
+    parser.set_defaults(address_source=variable)
 
 
 def add_address_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address`, also read from PENSTOCK_ADDRESS."""
+    """Add the option `--address`. Its default is `default_address`."""
+    address, variable = _default_address(os.environ)
     parser.add_argument(
         "--address",
         metavar="HOST[:PORT]",
-        default=default_address(os.environ),
+        action=_AddressFlag,
+        default=address,
         help=f"the service (default: ${ADDRESS_VARIABLE}, or this host at ${_PORT_VARIABLE} or"
         f" {DEFAULT_PORT})",
     )
+    parser.set_defaults(address_source=variable)
+
+
+class _AddressFlag(argparse.Action):
+    """Stores the value of an address flag, and the name of the flag as `address_source`. Without
+    the flag, `address_source` is the name of the variable that sets the default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 (the name of argparse)
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the address and the name of the flag in `namespace`."""
+        namespace.address = values
+        namespace.address_source = option_string
+
+
+def connection_error(args: argparse.Namespace, error: Exception) -> UsageError:
+    """Return the UsageError for an error of a client's constructor. If the address is invalid, it
+    names the flag or the variable that set the address."""
+    line = str(error)
+    if not line.startswith("address:"):
+        return UsageError(line)
+    source: str = args.address_source
+    if source in (_PORT_VARIABLE, _OPERATIONS_PORT_VARIABLE):
+        port = args.address.removeprefix(f"{DEFAULT_HOST}:")
+        return UsageError(f"{source}: the port must be from 1 to {MAX_PORT}, not {port!r}")
+    return UsageError(source + line.removeprefix("address"))
 
 
 def seconds(text: str) -> float:
@@ -159,7 +209,7 @@ def _error_with_location(error: BaseException) -> str:
 
 
 def as_typed(value: str) -> str:
-    """Return a command-line value for an error message, preceded by its flag if it has one."""
+    """Return a command-line value as an error message quotes it: after its flag, if it has one."""
     for flag, word in zip(sys.argv, sys.argv[1:], strict=False):
         if word == value and flag.startswith("--"):
             return f"{flag} {value}"

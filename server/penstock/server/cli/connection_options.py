@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from penstock.scheduler.setting import Setting
-from penstock.server.cli.connection import UsageError, describe_error
+from penstock.server.cli.connection import UsageError, connection_error, describe_error
 from penstock.server.settings.table import Declared, variable_of
 
 if TYPE_CHECKING:
@@ -124,13 +124,12 @@ def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _Client
     try:
         return kind(args.address, channel=channel, retry=retry, **options)
     except (ValueError, OSError) as error:
-        line = str(error)
-        raise UsageError(f"--{line}" if line.startswith("address:") else line) from error
+        raise connection_error(args, error) from error
 
 
 def report_retry(error: "PenstockError", wait_s: float) -> None:
-    """Report a wait of at least `_LONG_WAIT_S` seconds before a retry on stderr, because it would
-    look like a hanging service."""
+    """Report on stderr that a request is retried after a wait of at least `_LONG_WAIT_S` seconds.
+    Without this report the command would seem to hang."""
     if wait_s >= _LONG_WAIT_S:
         line = f"{describe_error(error)}: trying again in {wait_s:.0f} s; Ctrl-C to stop"
         print(line, file=sys.stderr, flush=True)
@@ -161,7 +160,7 @@ def bare_channel(
 
 
 class _Options(Protocol):
-    """A group of options. Its class is private to argparse."""
+    """The interface of an option group, whose class is private to argparse."""
 
     def add_argument(self, *names: str, **how: Any) -> object:
         """Same as `argparse.ArgumentParser.add_argument`."""

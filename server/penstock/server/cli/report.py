@@ -36,8 +36,8 @@ def event_json(event: "Event") -> str:
 
 
 def value_json(value: Any, **instead: Any) -> str:
-    """Return a dataclass instance as one line of JSON. `instead` has values that replace those of
-    some fields."""
+    """Return a dataclass instance as one line of JSON. The values in `instead` replace those of the
+    fields with the same names."""
     return json.dumps({**plain(value), **instead})
 
 

@@ -20,6 +20,7 @@ from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import (
     UsageError,
     add_operations_option,
+    connection_error,
     describe_error,
     run_reporting,
     seconds,
@@ -44,7 +45,7 @@ _NO_WIDTH = 10_000
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `top` to the command line."""
+    """Add the `top` subcommand."""
     parser = subparsers.add_parser(
         "top",
         help="monitor a service: requests, tokens, latency, the KV cache",
@@ -65,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("top", lambda: _top(args))
 
 
@@ -100,7 +101,7 @@ def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
             args.address, retry=NO_RETRY, channel=channel, **client_options(args)
         )
     except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+        raise connection_error(args, error) from error
 
 
 def _console() -> "Console":
@@ -169,8 +170,8 @@ def _json(state: TopState) -> str:
 
 @contextlib.contextmanager
 def _keys(terminal: TextIO) -> Generator[bool]:
-    """Let keys be read one by one, without Enter, in this context. Yields False if `terminal` is
-    not a terminal."""
+    """Switch `terminal` to unbuffered input (cbreak mode) while the context is active, and yield
+    True. Yields False if `terminal` is not a terminal."""
     if not terminal.isatty():
         yield False
         return

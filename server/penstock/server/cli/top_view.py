@@ -192,8 +192,8 @@ def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[Render
 def _blocks_by_tenant(
     requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
 ) -> dict[str, int]:
-    """Return the number of used blocks of each tenant, the largest first; "other" has the remaining
-    blocks.
+    """Return the number of used blocks of each tenant, the largest first. The remaining used blocks
+    are counted as "other".
 
     A block that several outputs share is counted for each of them, and the list of requests is
     older than the totals. Therefore the numbers are scaled down if they exceed the total.

@@ -289,7 +289,8 @@ class KeptStreams:
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Create the stream of a request that is about to be submitted or has already ended.
 
-        Its name must be unused. The limits may drop the new stream or others immediately.
+        Its name must be unused. If a limit is then exceeded, streams are dropped immediately, also
+        the new one.
         """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream

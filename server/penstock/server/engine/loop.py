@@ -41,8 +41,7 @@ class StatusPublisher:
         self._board.heartbeat()
 
     def after_step(self) -> None:
-        """Publish the queue, the load, and how many retentions of cached blocks were shortened or
-        dropped because of the retention limits."""
+        """Publish the state of the queue, the load, and the counts of `RetentionCuts`."""
         board, dispatcher = self._board, self._dispatcher
         engine = dispatcher.engine
         num_waiting, num_tokens = engine.queue_size
@@ -52,8 +51,8 @@ class StatusPublisher:
         board.publish_retention_cuts(*engine.retention_cuts)
 
     def idle(self) -> None:
-        """Remove the step from the board. Called when all work is done and the integrity check has
-        passed."""
+        """Remove the last steps from the board. Called when all work is done and the integrity
+        check has passed."""
         self._board.clear_step()
 
 

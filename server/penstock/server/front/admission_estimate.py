@@ -56,7 +56,8 @@ class AdmissionEstimate:
     has space for few more requests, each front uses only its share of the space; otherwise all
     fronts would submit a request for the last free place, and the engine would reject all but
     one.
-    `waiting` has the live requests of this front. `weight_of` returns the weight of a tenant.
+    `waiting` iterates over the live requests of this front, of which the queued outputs are
+    counted. `weight_of` returns the weight of a tenant.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class AdmissionEstimate:
     def _may_displace(
         self, tenant: str, priority: int, num_requests: int, max_num_waiting: int
     ) -> bool:
-        """Return True if the engine may have waiting requests that this tenant's requests could
-        displace. If so, this tenant's requests count as waiting until the engine's next step."""
+        """Return True if the engine may have waiting requests that this tenant's `num_requests`
+        requests could displace. If so, counts them as waiting until the engine's next step."""
         num_heartbeats = 0 if self._board is None else self._board.num_heartbeats
         if num_heartbeats != self._queues_heartbeat:
             # Compute this at most once per step: in an overload, a rejection must cost less than a
@@ -165,7 +166,7 @@ class AdmissionEstimate:
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
         """Record that requests were sent to the engine and are not in its published state yet.
 
-        A negative number means that requests were withdrawn that are still in the published state.
+        Negative numbers record the withdrawal of requests that are still in the published state.
         """
         if self._board is None:
             return

@@ -1,5 +1,5 @@
 """Takes over streams that the engine keeps for Resume (attaches them to this front, the gRPC server
-process), and detaches them.
+process), and detaches a stream again if its client has disconnected meanwhile.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
 history (the events so far) like other events. When the stream is read, `ClientPosition` removes the
@@ -23,10 +23,11 @@ from penstock.server.front.errors import ErrorReason, RequestError, request_erro
 from penstock.server.front.events import Accepted, Finished, PromptPiece, StreamEvent, TokensPiece
 from penstock.server.front.front import Front
 from penstock.server.front.generation import GenerationSpec
+from penstock.server.front.kept_requests import Attachment
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.ipc.frames import Attached, AttachFailure, EngineHello, ResumeSpec
+from penstock.server.ipc.frames import Attached, AttachFailure
 from penstock.server.ipc.ports import EnginePort, EngineUnavailable
 from penstock.server.ipc.step_frames import select_outputs
 from penstock.server.tenants import PriorityCeilings, engine_request_id
@@ -42,18 +43,6 @@ ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], GenerationSpec]
 priorities. Raises RequestError if the request is invalid."""
 
 
-@dataclass(slots=True, eq=False)
-class _Attachment:
-    """A request that is being attached: the events not yet applied, and the first frame (hello) of
-    its engine."""
-
-    request: LiveRequest
-    resume_spec: ResumeSpec
-    keys: tuple[int, ...]
-    events: deque[StepEvents]
-    hello: EngineHello | None
-
-
 class Attachments:
     """Attaches streams that the engine keeps for Resume to one front. `read` parses the original
     request of a stream."""
@@ -61,7 +50,6 @@ class Attachments:
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
         self._read = read
-        self._attachments: set[_Attachment] = set()
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
@@ -95,19 +83,6 @@ class Attachments:
                     )
                 case _:
                     await asyncio.sleep(_POLL_INTERVAL_S)
-
-    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Detach a request that another front has taken over, or that was dropped.
-
-        `name` is the engine's id of the request, and `keys` are the keys of its outputs.
-        """
-        front = self._front
-        front.results.forget(name, keys)
-        for request in {output.request for key in keys if (output := front.table.output(key))}:
-            front.supersede(request)
-        for attachment in tuple(self._attachments):
-            if attachment.keys == keys:
-                front.supersede(attachment.request)
 
     async def _call(
         self, port: EnginePort, request_id: str, tenant: str, ceilings: PriorityCeilings
@@ -157,8 +132,8 @@ class Attachments:
         """Wait for an engine and return its port. If this front has the request, wait until that
         engine has it too.
 
-        Raises RequestError if the request is not resumable, if there is no such engine by `due_s`,
-        or, without waiting, if this front drains or replays are off.
+        Raises RequestError if the request is not resumable, if this front drains, or if there is no
+        such engine by `due_s`. If replays are off, does not wait.
         """
         front = self._front
         while True:
@@ -197,7 +172,7 @@ class Attachments:
         if resume_spec is None:
             return answer
         name = engine_request_id(tenant, resume_spec.request_id)
-        self.on_detached(name, answer.keys)
+        front.on_detached(name, answer.keys)
         try:
             generation = self._read(resume_spec.message, resume_spec.request_id, tenant, ceilings)
             request = LiveRequest(resume_spec.request_id, generation, resume_spec.arrival_s)
@@ -205,22 +180,22 @@ class Attachments:
         except RequestError as error:
             port.detach((name,))
             return error
-        events = front.attaching[request] = deque(frame.value() for frame in answer.history)
-        attachment = _Attachment(request, resume_spec, answer.keys, events, front.hello)
-        self._attachments.add(attachment)
-        starting = asyncio.create_task(self._start(attachment), name="attach")
+        events = deque(frame.value() for frame in answer.history)
+        attachment = Attachment(resume_spec, answer.keys, events, front.hello)
+        front.attaching[request] = attachment
+        starting = asyncio.create_task(self._start(request, attachment), name="attach")
         self._tasks.add(starting)
         starting.add_done_callback(self._tasks.discard)
         return starting
 
-    async def _start(self, attachment: _Attachment) -> LiveRequest:
+    async def _start(self, request: LiveRequest, attachment: Attachment) -> LiveRequest:
         """Tokenise the prompt of the attached request, create its outputs and apply its history.
 
         Returns the request. Raises RequestError if the prompt is rejected, if no engine is
-        connected, or if the request was cancelled or attached by another front.
+        connected and replays are off, or if the request has failed meanwhile, for example because
+        another front has attached it.
         """
-        front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
-        generation = request.generation
+        front, resume_spec, generation = self._front, attachment.resume_spec, request.generation
         try:
             limits = front.known_limits()
             prompt, prompt_text = await front.prompts.tokenize(generation, limits, is_replay=True)
@@ -245,22 +220,19 @@ class Attachments:
                 now_s=resume_spec.arrival_s,
                 has_content=front.accounts.has_content,
             )
-            await self._catch_up(attachment)
+            await self._catch_up(request, attachment)
         except BaseException:
             front.release(request)
             front.attaching.pop(request, None)
             raise
-        finally:
-            self._attachments.discard(attachment)
         front.finish_attach(request, attachment.hello is front.hello and front.is_engine_up)
         return request
 
-    async def _catch_up(self, attachment: _Attachment) -> None:
+    async def _catch_up(self, request: LiveRequest, attachment: Attachment) -> None:
         """Apply the history and the events that arrive meanwhile, with pauses for the event loop.
 
-        Raises RequestError if the request was cancelled, or if another front has attached it.
+        Raises RequestError if the request has failed meanwhile, see `_raise_if_over`.
         """
-        request = attachment.request
         request.is_backlog_unlimited = True
         keys = set(attachment.keys)
         num_tokens = 0
@@ -301,7 +273,8 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Raise RequestError if the request was cancelled, or if another front has attached it."""
+    """Raise the error of the request if it has failed, for example because another front has
+    attached it."""
     if request.stream.failure is not None:
         raise RequestError(request.stream.failure)
 
@@ -312,10 +285,10 @@ class ClientPosition:
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
     complete prompt. `tokens` has the number of tokens of each output, by output index, that the
-    client has received and that `remaining_events` has not skipped yet. `begun` has the outputs of
-    which the client has received tokens, until a later `TokensPiece` of the output is sent. If such
-    an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is skipped, because
-    that text was sent with the last token.
+    client has received and that `remaining_events` has not skipped yet. `begun` has the indices of
+    the outputs of which the client has received tokens and nothing was sent again yet. If such an
+    output has ended with STOP or LENGTH, a `TokensPiece` without tokens (the last text of the
+    output) is skipped too, because the client received it together with the last token.
     """
 
     is_accepted: bool = False
@@ -326,11 +299,11 @@ class ClientPosition:
     def remaining_events(
         self, batch: Iterable[StreamEvent], live: LiveRequest
     ) -> list[StreamEvent]:
-        """Return the part of `batch` that the client has not received. A `TokensPiece` in `batch`
+        """Return the events of `batch` that the client has not received. A `TokensPiece` in `batch`
         must have at most one token.
 
-        Raises RequestError (SEQUENCE_UNAVAILABLE) if an output ended with fewer tokens than
-        received.
+        Raises RequestError (SEQUENCE_UNAVAILABLE) if the stream has finished and an output has
+        fewer tokens than the client claims to have received.
         """
         return [event for event in batch if self._is_new(event, live)]
 

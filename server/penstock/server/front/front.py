@@ -10,7 +10,6 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Failure, invalid_field, request_error
 from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import GenerationSpec
-from penstock.server.front.kept_requests import KeptResults, result_of, submit
+from penstock.server.front.kept_requests import Attachment, KeptResults, result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
@@ -92,8 +91,8 @@ class Front:
             on_late_event=self.accounts.on_late_event,
         )
         self.results = KeptResults(config.max_resume_bytes)
-        self.attaching: dict[LiveRequest, deque[StepEvents]] = {}
-        """Requests that are being attached, with the events that are not applied yet."""
+        self.attaching: dict[LiveRequest, Attachment] = {}
+        """Requests that are being attached."""
         self.replays = Replays(
             config, self.table, lambda: self.port, clock, note_sent=self._note_sent
         )
@@ -368,10 +367,23 @@ class Front:
     def on_events(self, events: StepEvents) -> None:
         """Pass the events of one engine step to the streams of their requests, and refund the
         quotas of displaced requests."""
-        for waiting in self.attaching.values():
-            waiting.append(events)
+        for attachment in self.attaching.values():
+            attachment.events.append(events)
         self._refund_displaced(events)
         self._router.dispatch(events, self.clock())
+
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Remove a request that another front has taken over, or that the engine has dropped. If a
+        client reads it here, its call ends with STREAM_SUPERSEDED.
+
+        `name` is the engine's id of the request, and `keys` are the keys of its outputs.
+        """
+        self.results.forget(name, keys)
+        for request in {output.request for key in keys if (output := self.table.output(key))}:
+            self.supersede(request)
+        for request, attachment in tuple(self.attaching.items()):
+            if attachment.keys == keys:
+                self.supersede(request)
 
     def on_lost(self) -> None:
         """Handle the loss of the connection: suspend requests until the next engine connects, or
@@ -386,7 +398,8 @@ class Front:
         self.replays.on_engine_lost(waiting)
 
     def on_no_further_engine(self) -> None:
-        """End the requests that wait for an engine, because no further engine will be started."""
+        """Fail the requests that wait for an engine with ENGINE_DOWN, because no further engine
+        will be started."""
         self.replays.disable()
 
     def fail_all(self, failure: Failure) -> None:
@@ -502,8 +515,8 @@ class Front:
                 self.prompts.quotas.refund(request.tenant, request.num_prompt_tokens)
 
     def _end_unread(self) -> None:
-        """Remove ended requests whose readers have not read to the end (see `RequestTable.unread`),
-        because this front is full."""
+        """Remove ended requests that are unread (see `RequestTable.unread`), because this front is
+        full."""
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:

@@ -1,13 +1,14 @@
 """Submits requests; the engine keeps the streams of those that are resumable.
 
-Converts a resumable request to a `KeptRequest`, for its first engine and for later engines. For a
-later engine it includes the history (the tokens and ends so far), from which another front
-(gRPC server process) can resume the request. Also keeps the results of ended requests, for later
-engines.
+Converts a resumable request to a `KeptRequest` each time it is submitted to an engine. After a
+restart of the engine, this includes the history (the tokens and ends so far), from which another
+front (gRPC server process) can resume the request. Also stores the results of ended requests, to
+submit them to the next engine.
 """
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,10 +16,21 @@ import numpy as np
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.ipc.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
+from penstock.server.ipc.frames import KEPT_TOKEN_BYTES, EngineHello, KeptRequest, ResumeSpec
 from penstock.server.ipc.ports import EnginePort
 from penstock.server.ipc.step_frames import StepFrame
 from penstock.server.tenants import TenantBytes, engine_request_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attachment:
+    """A kept stream that is being attached to a request of this front: the keys of its outputs, the
+    events not yet applied, and the first frame (hello) of its engine."""
+
+    resume_spec: ResumeSpec
+    keys: tuple[int, ...]
+    events: deque[StepEvents]
+    hello: EngineHello | None
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
@@ -89,8 +101,8 @@ def submit_result(port: EnginePort, request: LiveRequest) -> None:
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
-    """Return the tokens and ends so far of the outputs that are not generated again; None if there
-    are none."""
+    """Return the tokens and ends so far of those outputs that the next engine does not generate
+    again; None if there are none."""
     delivered = [output for output in request.outputs if not output.num_repeating]
     keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
     tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]

@@ -172,8 +172,8 @@ class EncodedPrompt:
 
 
 class Prompts:
-    """Converts the prompts of one front to ids, and ids to text. `quotas` has the quotas of
-    tenants.
+    """Converts the prompts of one front to token ids, and token ids to text. `quotas` has the quota
+    accounts of the tenants.
 
     In the methods, `is_replay` is True for a prompt that was admitted before. It is not charged
     again, and it is not rejected because too much text waits.
@@ -233,8 +233,9 @@ class Prompts:
     ) -> tuple[TokenizedPrompt, str]:
         """Return the prompt as ids with block hashes, and its text if echo is requested.
 
-        A prompt that does not fit the KV cache is returned without hashes and text;
-        `check_prompt_fits` then rejects it. Raises the errors of `encode`.
+        A text or chat that does not fit the KV cache is returned without hashes and text;
+        `check_prompt_fits` then rejects it. Raises the errors of `encode`, and for token ids those
+        of `check_prompt_fits`.
         """
         if isinstance(generation.prompt, TokenInput | LongTokenInput):
             # Reject the prompt by its number of ids, before the ids are converted or decoded.

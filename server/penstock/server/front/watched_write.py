@@ -1,4 +1,4 @@
-"""Measures the current write of a task, which a slow reader may block, and can interrupt it.
+"""Measures how long a slow reader blocks the current write of a task, and can interrupt the write.
 
 Records which task writes and since when. Distinguishes an interrupted writer from a writer whose
 peer disconnected, because both receive a CancelledError. A writer of many streams has a list of

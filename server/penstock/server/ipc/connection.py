@@ -141,9 +141,11 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
 class PersistentConnection(Generic[FrameT]):
     """Keeps a connection to the socket at `path`, from `start` to `close`; reconnects after a loss.
 
-    `connect` creates each connection, given `on_open` and `on_closed`. `pauses_s` are the shortest
-    and the longest pause between attempts. `on_absent` is called after each failed attempt, for
-    example if no process listens at `path`. `current` is the open connection, if any.
+    `connect` creates each connection, with callbacks as the arguments `on_open` and `on_closed`.
+    `on_open` and `on_closed` are called with each connection that was opened and closed. `pauses_s`
+    are the shortest and the longest pause between attempts. `on_absent` is called after each failed
+    attempt, for example if no process listens at `path`. `current` is the open connection; None if
+    there is none.
     """
 
     def __init__(
@@ -216,25 +218,48 @@ class PendingCalls(Generic[T]):
     called on one event loop."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, asyncio.Future[T]] = {}
+        self._calls: dict[int, tuple[asyncio.Future[T], Callable[[T], None] | None]] = {}
         self._tickets = itertools.count()
 
-    def add(self) -> tuple[int, asyncio.Future[T]]:
-        """Register a call; return its ticket and the future of its response."""
+    def add(self, on_answer: Callable[[T], None] | None = None) -> tuple[int, asyncio.Future[T]]:
+        """Register a call; return its ticket and the future of its response.
+
+        `on_answer` is called with the response before `resolve` returns, and so before any later
+        frame is handled. If it raises, the call fails with its error.
+        """
         ticket = next(self._tickets)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._calls[ticket] = answer
+        self._calls[ticket] = answer, on_answer
         answer.add_done_callback(lambda _: self._calls.pop(ticket, None))
         return ticket, answer
 
+    async def call(
+        self, send: Callable[[int], object], on_answer: Callable[[T], None] | None = None
+    ) -> T:
+        """Register a call (see `add`), call `send` with its ticket, and return the response. Raises
+        the error of `send`, `on_answer` or `fail`."""
+        ticket, answer = self.add(on_answer)
+        try:
+            send(ticket)
+            return await answer
+        finally:
+            answer.cancel()
+
     def resolve(self, ticket: int, value: T) -> None:
         """Resolve a call with its response. Does nothing if the call is no longer pending."""
-        call = self._calls.get(ticket)
-        if call is not None and not call.done():
-            call.set_result(value)
+        answer, on_answer = self._calls.get(ticket, (None, None))
+        if answer is None or answer.done():
+            return
+        try:
+            if on_answer is not None:
+                on_answer(value)
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)
 
     def fail(self, error: Exception) -> None:
         """Fail all pending calls with `error`."""
-        for call in list(self._calls.values()):
-            if not call.done():
-                call.set_exception(error)
+        for answer, _ in list(self._calls.values()):
+            if not answer.done():
+                answer.set_exception(error)

@@ -146,8 +146,8 @@ ResumeFrame: TypeAlias = Attach | Attached | Detach
 
 
 class Profile(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's command to sample the stacks of a process for at most MAX_PROFILE_S seconds;
-    the payload of the result is a speedscope file."""
+    """An operator's command to sample the stacks of a process for `seconds`, at most MAX_PROFILE_S.
+    The payload of the result is a speedscope file."""
 
     seconds: float
 

@@ -1,32 +1,23 @@
 """The two interfaces between a front (gRPC server process) and the engine.
 
 A front calls an `EnginePort` and implements `EnginePortListener`. The engine may run in this
-process (in tests) or behind a Unix socket. `AttachCalls` holds the pending attach calls of a port;
-it delivers the response to an attach before any later event. All calls happen on the event loop of
-the front.
+process (in tests) or behind a Unix socket. All calls happen on the event loop of the front.
 """
 
-import asyncio
-import itertools
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
-from weakref import WeakValueDictionary
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.ipc.frames import (
-    Attach,
     Attached,
     CacheUpdate,
-    Detach,
     EngineHello,
     KeptRequest,
 )
 
 AttachListener: TypeAlias = Callable[[Attached], None]
-DetachListener: TypeAlias = Callable[[str, tuple[int, ...]], None]
-"""Called with the engine's id of a request and the keys of its outputs."""
 CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
 """Called with each update, and with None when the engine and its cache are lost. Must not raise."""
 
@@ -94,11 +85,6 @@ class EnginePort(Protocol):
         are the engine's ids of the requests. Does nothing when no engine is connected."""
         ...
 
-    def on_detached(self, listener: DetachListener) -> None:
-        """Register `listener`, which is called for each request whose stream another front has
-        taken over or the engine has dropped."""
-        ...
-
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
 
@@ -122,6 +108,11 @@ class EnginePortListener(Protocol):
         """Called with the events of one step, which concern only requests that this front has."""
         ...
 
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Called when another front has taken over the stream of a request, or the engine has
+        dropped it. `name` is the engine's id of the request, `keys` are the keys of its outputs."""
+        ...
+
     def on_lost(self) -> None:
         """Called when the connection to the engine is lost."""
         ...
@@ -129,77 +120,3 @@ class EnginePortListener(Protocol):
 
 class EngineUnavailable(Exception):
     """No engine is connected."""
-
-
-class AttachCalls:
-    """The pending attach calls of one port. `write` sends a frame, or raises EngineUnavailable.
-
-    One call per stream is pending at a time, because each response contains all events of
-    the stream, and many responses would fill the connection.
-    """
-
-    def __init__(self, write: Callable[[Attach], None]) -> None:
-        self._write = write
-        self._on_detached: DetachListener | None = None
-        self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
-        self._tickets = itertools.count()
-        # By stream, while a call for the stream is pending or waiting.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def on_detached(self, listener: DetachListener) -> None:
-        """Register `listener`, which is called for each request whose stream another front has
-        taken over or the engine has dropped."""
-        self._on_detached = listener
-
-    async def attach(self, name: str, on_attached: AttachListener) -> None:
-        """Attach a stream to this front and wait for the response. Several calls for one stream run
-        one by one.
-
-        `on_attached` is called with the response, even if the caller was cancelled meanwhile.
-        Raises EngineUnavailable if no engine is connected, or if the connection is lost.
-        """
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        await lock.acquire()
-
-        def end(call: asyncio.Task[None]) -> None:
-            lock.release()
-            if not call.cancelled():
-                call.exception()  # Marks it as retrieved, because the caller may be gone.
-
-        call = asyncio.create_task(self._attach(name, on_attached), name="attach")
-        call.add_done_callback(end)
-        await asyncio.shield(call)
-
-    async def _attach(self, name: str, on_attached: AttachListener) -> None:
-        ticket = next(self._tickets)
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open[ticket] = answered, on_attached
-        try:
-            self._write(Attach(ticket=ticket, name=name))
-            await answered
-        finally:
-            self._open.pop(ticket, None)
-
-    def on_frame(self, frame: Attached | Detach) -> None:
-        """Pass an `Attached` frame to the pending call with its ticket, and a `Detach` frame to the
-        registered listener. Ignored if there is none."""
-        if isinstance(frame, Detach):
-            for name in frame.names:
-                if self._on_detached is not None:
-                    self._on_detached(name, frame.keys)
-            return
-        answered, on_attached = self._open.pop(frame.ticket, (None, None))
-        if answered is not None and on_attached is not None and not answered.done():
-            try:
-                on_attached(frame)
-            except Exception as error:
-                answered.set_exception(error)
-            else:
-                answered.set_result(None)
-
-    def on_lost(self) -> None:
-        """Fail the pending calls, because the connection to the engine is lost."""
-        pending, self._open = self._open, {}
-        for answered, _ in pending.values():
-            if not answered.done():
-                answered.set_exception(EngineUnavailable("the engine was lost"))

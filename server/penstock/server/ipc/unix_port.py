@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.ipc.attach_calls import AttachCalls
 from penstock.server.ipc.cache_feeds import CacheSubscriber
 from penstock.server.ipc.connection import Connection, PendingCalls, PersistentConnection
 from penstock.server.ipc.frames import (
@@ -36,10 +37,8 @@ from penstock.server.ipc.frames import (
     encode,
 )
 from penstock.server.ipc.ports import (
-    AttachCalls,
     AttachListener,
     CacheListener,
-    DetachListener,
     EnginePortListener,
     EngineUnavailable,
 )
@@ -131,12 +130,9 @@ class UnixEnginePort:
 
         Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
-        ticket, answer = self._cancels.add()
-        try:
-            self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
-            return await answer
-        finally:
-            answer.cancel()
+        return await self._cancels.call(
+            lambda ticket: self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
+        )
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Submit a request whose stream the engine keeps for Resume; `specs` is empty if it has
@@ -156,11 +152,6 @@ class UnixEnginePort:
         # The streams of a lost engine are lost with it.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
-
-    def on_detached(self, listener: DetachListener) -> None:
-        """Register `listener`, which is called for each request whose stream another front has
-        taken over or the engine has dropped."""
-        self._attach_calls.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
@@ -191,15 +182,7 @@ class UnixEnginePort:
         assert listener is not None
         match frame:
             case EngineHello() as hello:
-                if connection.is_established:
-                    raise FrameError("a second hello")
-                if hello.epoch < self._newest_epoch:
-                    raise FrameError(
-                        f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}"
-                    )
-                self._newest_epoch = hello.epoch
-                connection.is_established = True
-                self._up.set()
+                self._accept(connection, hello)
                 listener.on_hello(hello)
                 self._cache.on_hello(hello)
             case _ if not connection.is_established:
@@ -208,19 +191,32 @@ class UnixEnginePort:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):
                 self._cancels.resolve(ticket, state)
-            case Attached() | Detach() as received:
-                self._attach_calls.on_frame(received)
+            case Attached() as answer:
+                self._attach_calls.pending.resolve(answer.ticket, answer)
+            case Detach(names=names, keys=keys):
+                for name in names:
+                    listener.on_detached(name, keys)
             case CacheUpdate() as update:
                 self._cache.on_update(update)
             case other:
                 raise FrameError(f"unexpected frame from the engine: {type(other).__name__}")
 
+    def _accept(self, connection: Connection[Frame], hello: EngineHello) -> None:
+        if connection.is_established:
+            raise FrameError("a second hello")
+        if hello.epoch < self._newest_epoch:
+            raise FrameError(f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}")
+        self._newest_epoch = hello.epoch
+        connection.is_established = True
+        self._up.set()
+
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._up.clear()
         self._unsent.clear()
-        self._attach_calls.on_lost()
+        lost = EngineUnavailable("the engine was lost")
+        self._attach_calls.pending.fail(lost)
+        self._cancels.fail(lost)
         self._cache.on_lost()
-        self._cancels.fail(EngineUnavailable("the engine was lost"))
         if connection.is_established and self._listener is not None:
             if not self._is_closing:
                 logger.warning("the engine is lost")

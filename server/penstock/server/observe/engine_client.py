@@ -1,7 +1,7 @@
 """The observer's connection to the engine: queries live requests, and sends commands that set the
 log level or profile the engine.
 
-It is not a front (gRPC server process): it submits no requests and receives no events of steps.
+Unlike a front (gRPC server process), the observer submits no requests and receives no step events.
 """
 
 import asyncio
@@ -94,11 +94,10 @@ class EngineClient:
         connection = self._connection.current
         if connection is None or self.hello is None:
             raise EngineUnavailable("the engine is down")
-        ticket, answer = calls.add()
-        connection.write(encode(frame(ticket)))
+        write = connection.write
         try:
             async with asyncio.timeout(limit_s):
-                return await answer
+                return await calls.call(lambda ticket: write(encode(frame(ticket))))
         except TimeoutError:
             raise EngineUnavailable("the engine does not respond") from None
 

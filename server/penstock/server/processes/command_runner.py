@@ -1,4 +1,4 @@
-"""Executes an operator's commands in this process, which set the log level or sample stacks.
+"""Executes an operator's commands in this process: sets the log level, or samples the stacks.
 
 A sample contains function names, file names and line numbers, never values. Taking it holds the GIL
 for some tens of microseconds. The profile is a speedscope file

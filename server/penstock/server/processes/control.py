@@ -79,7 +79,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies. Does nothing except on Linux.
+    """Make the kernel kill this process when its parent dies. Has an effect only on Linux.
 
     Needed for a process that may hold the GIL in native code, because then the thread that watches
     the connection cannot run.

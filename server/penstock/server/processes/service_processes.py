@@ -103,16 +103,15 @@ class ServiceProcesses:
                 task.result()
 
     def has_given_up(self, process: SupervisedProcess) -> bool:
-        """Return True if a process is not restarted because it crashed repeatedly or could not
-        start."""
+        """Return True if a process is no longer restarted, because it crashed repeatedly or could
+        not start."""
         task = self._tasks[process]
         return task.done() and not task.cancelled() and task.exception() is not None
 
     def failed_to_stop(self, process: SupervisedProcess) -> bool:
         """Return True if a process has not ended, or has ended with an error.
 
-        The exit code is ignored for a process that was replaced, or that was only meant to replace
-        another.
+        Errors are ignored if the service does not require the process (see `expect_exit`).
         """
         task = self._tasks[process]
         if process in self._leaving:

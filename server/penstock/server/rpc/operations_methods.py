@@ -170,8 +170,9 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """Return one live request. Raises OtherRequestFailed if there is none, and RequestError if
-        several tenants use its id and the call names no tenant."""
+        """Return one live request, found by its id. Raises OtherRequestFailed if there is none, and
+        RequestError if the id is empty, or if several tenants use it and the call names no tenant.
+        """
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -361,7 +362,7 @@ def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
 def _step_responses(
     records: Iterable[stats_pb2.StepRecord],
 ) -> Iterator[pb.GetFlightRecordResponse]:
-    """Yield messages with as many steps as fit into each message."""
+    """Yield the records in messages, each with as many steps as fit into MAX_CHUNK_BYTES."""
     response, size = pb.GetFlightRecordResponse(), 0
     for record in records:
         num_bytes = record.ByteSize()

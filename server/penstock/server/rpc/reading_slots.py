@@ -72,8 +72,8 @@ class ReadingSlots:
         return len(self._held)
 
     async def acquire(self, caller: str, deadline: Deadline) -> ReadingSlot:
-        """Wait for a free slot and return it. `deadline` expires early if others wait after the
-        slot was held for `yield_after_s`."""
+        """Wait for a free slot and return it. If other reads still wait when the slot has been held
+        for `yield_after_s`, `deadline` expires early."""
         slot = ReadingSlot(caller, deadline, 0.0)
         if self._can_hold(caller):
             self._grant(slot)

@@ -1,10 +1,10 @@
-"""Reads the policy file of a service and its key set (public keys for JSON Web Tokens), and reloads
-them when they change.
+"""Reads the policy file of a service and the key set that it names (public keys for JSON Web
+Tokens), and reloads them when they change.
 
-An invalid file never replaces a valid one. The file is TOML and is parsed strictly: errors name the
-key (`tenants.acme.max_priority`) and the value, except a credential; unknown keys are rejected,
-because a misspelt limit would have no effect. There is no timer: the caller must call `poll` about
-once per second.
+An invalid file never replaces a valid one. The policy file is TOML and is parsed strictly. Errors
+name the key (`tenants.acme.max_priority`) and the value, unless it is a credential. Unknown keys
+are rejected, because a misspelt limit would have no effect. There is no timer: the caller must call
+`poll` about once per second.
 """
 
 import datetime
@@ -21,7 +21,7 @@ from penstock.scheduler.setting import SettingError
 from penstock.server.security.policy import JwtPolicy, Policy, StaticToken, TenantPolicy
 from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
 from penstock.server.security.web_tokens import BadKeySet, KeySet, check_installed, read_key_set
-from penstock.server.settings.json_values import WrongKind, from_json_value
+from penstock.server.settings.json_values import TABLE, WrongKind, from_json_value
 from penstock.server.tenants import tenant_fault
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,10 @@ class PolicyFile:
     Args:
         is_behind_proxy: True if a proxy sends the tenant of each call. The policy must then contain
             no credentials; otherwise it must contain some.
-        has_client_certificates: True if TLS is mutual, so that names of certificates can be used.
-        needs_keys: If False, a policy is accepted even if its key set cannot be read, because a
-            process that authenticates no callers needs only its limits.
+        has_client_certificates: True if TLS is mutual. Otherwise the policy must not contain names
+            in certificates.
+        needs_keys: If False, the constructor accepts a policy whose key set cannot be read, for a
+            process that uses only the limits of the policy.
     """
 
     def __init__(
@@ -231,12 +232,13 @@ class _File:
             )
 
 
-def parse_policy(text: str, folder: Path) -> Policy:
-    """Parse a policy. `folder` is the base of relative paths in it. Raises BadPolicy if it is
-    invalid."""
+def _parse(text: str) -> _File:
+    """Parse the text and check each value. Raises BadPolicy."""
     try:
         content = _with_defaults(tomllib.loads(text))
-        file = from_json_value(_File, content, "", page="docs/security.md")
+        if "version" not in content:
+            raise BadPolicy(f"version is missing: write version = {VERSION}")
+        return from_json_value(_File, content, "", page="docs/security.md", is_toml=True)
     except tomllib.TOMLDecodeError as error:
         # The message has line and column, and quotes a single character at most.
         raise BadPolicy(f"is not TOML: {error}") from None
@@ -244,9 +246,18 @@ def parse_policy(text: str, folder: Path) -> Policy:
         raise BadPolicy("is nested too deep") from None
     except WrongKind as error:
         is_secret = _SECRET.search(error.where)
-        raise BadPolicy(error.unquoted if is_secret else str(error)) from None
+        message = error.unquoted if is_secret else str(error)
+        if error.wanted == TABLE and "[" not in error.where:
+            message += f"; write [{error.where}]"
+        raise BadPolicy(message) from None
     except ValueError as error:
         raise BadPolicy(str(error)) from None
+
+
+def parse_policy(text: str, folder: Path) -> Policy:
+    """Parse a policy. `folder` is the base of relative paths in it. Raises BadPolicy if it is
+    invalid."""
+    file = _parse(text)
     tokens: dict[bytes, StaticToken] = {}
     certificates: dict[str, str] = {}
     for name, tenant in file.tenants.items():
@@ -271,7 +282,8 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of the file, with missing keys of tenants filled from `default`."""
+    """Return the content of the file, in which keys that a tenant does not have are copied from the
+    table `default`."""
     default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}

@@ -1,7 +1,8 @@
 """Converts immutable settings to JSON values and back.
 
 Supports dataclasses, enums, paths, tuples, mappings and plain values. Also reads frozensets, and
-values parsed from TOML, including times. Parses JSON strictly. The dataclasses check ranges.
+values parsed from TOML, including times. Parses JSON strictly. Ranges of values are checked by the
+dataclasses, not here.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from penstock.scheduler.setting import SettingError, setting_of
 
 T = TypeVar("T")
 _MAX_VALUE_CHARS = 80
-_MAX_LISTED = 6
+_MAX_LISTED = 20
 _NUM_SIMILAR = 3
 
 
@@ -29,8 +30,11 @@ _KIND_WORDS: Mapping[Any, str] = {
     int: "an integer",
     float: "a number",
     str: "a string",
-    list: "a list",
+    list: "an array",
 }
+_OBJECT = "an object"
+TABLE = "a table"
+"""What TOML calls an object, in errors."""
 
 
 class _UnknownKey(ValueError):
@@ -45,15 +49,20 @@ class WrongKind(ValueError):
     """A value has the wrong type. `where` is its path; `unquoted` is the message without the
     value."""
 
-    def __init__(self, where: str, wanted: str, data: object) -> None:
+    def __init__(self, where: str, wanted: str, data: object, *, is_toml: bool = False) -> None:
         self.where, self.wanted, self.data = where, wanted, data
         self.unquoted = f"{where} must be {wanted}"
-        super().__init__(f"{self.unquoted}, not {_abbreviated(data)}")
+        super().__init__(f"{self.unquoted}, not {_abbreviated(data, is_toml=is_toml)}")
+
+    def in_toml(self) -> "WrongKind":
+        """Return the same error in the terms of TOML, in which an object is a table."""
+        wanted = TABLE if self.wanted == _OBJECT else self.wanted
+        return WrongKind(self.where, wanted, self.data, is_toml=True)
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also for text that is nested too deep, and for a duplicate
-    key, which most parsers accept."""
+    """Parse JSON. Raises ValueError for invalid JSON, for text that is nested too deep, and for a
+    duplicate key, which most parsers accept."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
@@ -79,8 +88,8 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     """Return a suffix for the error message about an unknown `name`: `; did you mean NAME?` if a
     known name is similar, otherwise `; known are NAMES`, or "" if `known` is empty.
 
-    Of more than six known names, `; known are` is followed by only the three most similar ones, the
-    number of the others, and `page`, the path of the page that lists all.
+    If no name is similar and more than 20 are known, the suffix lists only the three nearest ones,
+    and refers to `page`, the path of the page that lists all.
     """
     names = sorted(known)
     near = nearest(name, names)
@@ -89,7 +98,7 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     if len(names) <= _MAX_LISTED:
         return f"; known are {', '.join(names)}"
     similar = difflib.get_close_matches(name, names, n=_NUM_SIMILAR, cutoff=0.0)
-    return f"; known are {', '.join(similar)} and {len(names) - _NUM_SIMILAR} more, see {page}"
+    return f"; the most similar are {', '.join(similar)}; {page} lists all {len(names)}"
 
 
 def to_json_value(value: object) -> Any:
@@ -114,19 +123,29 @@ def to_json_value(value: object) -> Any:
 
 
 def from_json_value(
-    kind: type[T], data: object, where: str | None = None, *, page: str = "docs/settings.md"
+    kind: type[T],
+    data: object,
+    where: str | None = None,
+    *,
+    page: str = "docs/settings.md",
+    is_toml: bool = False,
 ) -> T:
     """Convert a value parsed from JSON or TOML to a value of `kind`. Missing fields get their
     defaults.
 
     Raises ValueError, which names the field, for an unknown field, a missing field without a
     default, a wrong type, or a value that the dataclass rejects, and TypeError for an unsupported
-    `kind`. `where` is the path to `data`, by default the name of the kind; `page` lists the fields.
+    `kind`. `where` is the path to `data` for errors, by default the name of the kind. `page` is the
+    documentation page that lists the fields. If `is_toml`, errors use the terms of TOML.
     """
     try:
         return cast(T, _decode(kind, data, kind.__name__ if where is None else where))
     except _UnknownKey as error:
         raise ValueError(f"{error}{did_you_mean(error.key, error.known, page)}") from None
+    except WrongKind as error:
+        if not is_toml:
+            raise
+        raise error.in_toml() from None
 
 
 def _decode(kind: Any, data: object, where: str) -> object:
@@ -158,14 +177,16 @@ def _checked(kind: Any, data: object, where: str) -> Any:
     return data
 
 
-def _abbreviated(data: object) -> str:
-    """Return a value as short text for an error message: `an object` or `a list` without its
-    content, otherwise the value, truncated to `_MAX_VALUE_CHARS` characters."""
+def _abbreviated(data: object, *, is_toml: bool) -> str:
+    """Return a value as short text for an error message: `an object` (in TOML `a table`) or `an
+    array` without its content, otherwise the value, truncated to `_MAX_VALUE_CHARS` characters."""
     match data:
         case Mapping():
-            return "an object"
+            return TABLE if is_toml else _OBJECT
         case list():
-            return "a list"
+            return _KIND_WORDS[list]
+        case datetime.date() | datetime.time():
+            return data.isoformat()
         case None | bool():
             return json.dumps(data)
         case _:
@@ -197,7 +218,7 @@ def _decode_items(kind: Any, data: object, where: str) -> list[object]:
 
 def _decode_mapping(kind: Any, data: object, where: str) -> dict[str, object]:
     if not isinstance(data, Mapping):
-        raise WrongKind(where, "an object", data)
+        raise WrongKind(where, _OBJECT, data)
     item_kind = get_args(kind)[1]
     values = cast(Mapping[str, object], data)
     return {name: _decode(item_kind, item, _at(where, name)) for name, item in values.items()}
@@ -213,7 +234,7 @@ def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:
 
 def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     if not isinstance(data, Mapping):
-        raise WrongKind(where, "an object", data)
+        raise WrongKind(where, _OBJECT, data)
     values = cast(Mapping[str, object], data)
     hints = get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
@@ -242,7 +263,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
 
 
 def _decode_field(hint: Any, field: "dataclasses.Field[Any]", data: object, where: str) -> object:
-    """Decode the value of a field; its bounds are part of the error for a wrong type."""
+    """Decode the value of a field. The error for a wrong type includes the bounds of the field."""
     try:
         return _decode(hint, data, where)
     except WrongKind as error:

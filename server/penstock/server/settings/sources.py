@@ -27,7 +27,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that the user has set, in the type of the field.
+    """A value that the user has set, converted to the type of the field.
 
     `spelling` names the setting in the form in which the user set it: a flag, a variable or a key.
     """
@@ -38,7 +38,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The given values of the settings in `table`, by name.
+    """The values that the user has given for the settings in `table`, by name.
 
     `environment` has all environment variables.
     """
@@ -112,8 +112,9 @@ def gather(
     """Collect the values given in `arguments`, `environment` and the TOML file `file`; parse them
     and check their limits.
 
-    `arguments` has the arguments by name. Texts are parsed, other values are used unchanged, and
-    None means that the argument was not given. Raises BadSetting for an invalid value or file.
+    `arguments` maps names of settings to the arguments of the command line. Texts in it are parsed,
+    other values are used unchanged, and None means that the argument was not given. Raises
+    BadSetting for an invalid value or file.
     """
     given = {} if file is None else _read_file(table, file)
     for item in table:
@@ -126,9 +127,10 @@ def gather(
 
 
 def _is_from_kubernetes(item: Declared, text: str) -> bool:
-    """Return True if the variable looks like one that Kubernetes has set.
+    """Return True if the environment variable with the value `text` looks like one that Kubernetes
+    has set.
 
-    For example, it sets PENSTOCK_PORT to a URL if a service is called penstock.
+    For example, Kubernetes sets PENSTOCK_PORT to a URL if a service is called penstock.
     """
     return item.name.endswith("port") and text.startswith("tcp://")
 
@@ -174,7 +176,7 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
         if isinstance(raw, str) and (is_text or dataclasses.is_dataclass(item.kind)):
             value = _of_text(item, raw, spelling)
         elif not is_text:
-            value = _of_value(item, raw, spelling)
+            value = _of_value(item, raw, spelling, is_toml=True)
     except ValueError as error:
         raise BadSetting(str(error)) from error
     for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
@@ -190,7 +192,8 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
     """Parse the value of a flag or an environment variable."""
     kind = item.kind
     if dataclasses.is_dataclass(kind):
-        return _of_value(item, *_read_json_or_file(text, spelling))
+        data, is_toml = _read_json_or_file(text, spelling)
+        return _of_value(item, data, spelling, is_toml=is_toml)
     if item.choices:
         if text not in item.choices:
             raise BadSetting(f"{spelling} must be one of {', '.join(item.choices)}, not {text!r}")
@@ -211,13 +214,13 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
     return Path(text) if kind is Path else text
 
 
-def _of_value(item: Declared, data: Any, spelling: str) -> Any:
-    """Convert a value from a file or from JSON. Keys missing from an object are filled from the
-    setting's `base`."""
+def _of_value(item: Declared, data: Any, spelling: str, *, is_toml: bool) -> Any:
+    """Convert a value from a file or from JSON. If it is an object, its missing keys get the values
+    in the setting's `base`."""
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
-    value = from_json_value(item.kind, given, spelling)
+    value = from_json_value(item.kind, given, spelling, is_toml=is_toml)
     if item.setting.needs_all:
         missing = [each.name for each in dataclasses.fields(item.kind) if each.name not in data]
         if missing:
@@ -225,14 +228,14 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
     return value
 
 
-def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
-    """Return (value, `spelling`), the last two arguments of `_of_value`. The value is that of
-    `text` if `text` is a JSON object or list, otherwise that of the TOML or JSON file at the path
-    `text`."""
+def _read_json_or_file(text: str, spelling: str) -> tuple[Any, bool]:
+    """If `text` is a JSON object or array, return its value, otherwise the value in the TOML or
+    JSON file at the path `text`. Also returns True if the value was TOML."""
     if not text.lstrip().startswith(("{", "[")):
-        return read_table(Path(text).expanduser(), spelling), spelling
+        path = Path(text).expanduser()
+        return read_table(path, spelling), _is_toml(path)
     try:
-        return parse_json(text), spelling
+        return parse_json(text), False
     except ValueError as error:
         raise BadSetting(f"{spelling} is not valid JSON: {error}") from error
 
@@ -240,7 +243,7 @@ def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
 def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
     """Return the value in a file: TOML if `is_toml` or if the name ends in .toml, otherwise JSON.
     Raises BadSetting, which names the setting and the file."""
-    is_toml = is_toml or path.suffix == ".toml"
+    is_toml = is_toml or _is_toml(path)
     form, parse = ("TOML", tomllib.loads) if is_toml else ("JSON", parse_json)
     try:
         return parse(path.read_text(encoding="utf-8"))
@@ -252,6 +255,10 @@ def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
         raise BadSetting(f"{spelling}: {path} is not valid {form}: {error}") from error
     except RecursionError as error:  # In TOML.
         raise BadSetting(f"{spelling}: {path} is nested too deep") from error
+
+
+def _is_toml(path: Path) -> bool:
+    return path.suffix == ".toml"
 
 
 def _pairs(text: str, spelling: str) -> dict[str, float]:

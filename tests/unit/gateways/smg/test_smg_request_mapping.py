@@ -95,15 +95,17 @@ def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
-    """A new field of a later release fails here before a client's option is ignored."""
+    """A field that a later release adds fails this test, so that no client's option is silently
+    ignored.
+    """
     known = EFFECTIVE_FIELDS | IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
 
     assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known
 
 
 def test_options_that_a_gateway_leaves_out_stay_unset() -> None:
-    """Fields without presence are 0 if the gateway omits them; then temperature and
-    top_p are not set.
+    """A field without presence, such as top_p, is 0 if the gateway omits it. Our field must then
+    stay unset.
     """
     own = penstock_request(asked())
 

@@ -6,8 +6,13 @@ import asyncio
 
 import pytest
 
+from penstock.server.ipc.attach_calls import AttachCalls
 from penstock.server.ipc.frames import Attach, Attached
-from penstock.server.ipc.ports import AttachCalls, EngineUnavailable
+from penstock.server.ipc.ports import EngineUnavailable
+
+
+def answer(calls: AttachCalls, frame: Attach) -> None:
+    calls.pending.resolve(frame.ticket, Attached(ticket=frame.ticket, resume_spec=None))
 
 
 async def test_one_call_per_stream_is_at_the_engine() -> None:
@@ -20,7 +25,7 @@ async def test_one_call_per_stream_is_at_the_engine() -> None:
     assert [frame.name for frame in sent] == ["a", "b"]
     answered = 0
     while answered < len(waiting):
-        calls.on_frame(Attached(ticket=sent[answered].ticket, resume_spec=None))
+        answer(calls, sent[answered])
         answered += 1
         for _ in range(8):  # the next call of the stream writes its frame
             await asyncio.sleep(0)
@@ -48,9 +53,9 @@ async def test_a_cancelled_caller_sends_no_more_calls_and_its_answer_is_still_re
     await asyncio.sleep(0)
     assert len(sent) == 1, "the engine has not answered the first"
     was_sent.clear()
-    calls.on_frame(Attached(ticket=sent[0].ticket, resume_spec=None))
+    answer(calls, sent[0])
     await was_sent.wait()
-    calls.on_frame(Attached(ticket=sent[1].ticket, resume_spec=None))
+    answer(calls, sent[1])
     await later
     assert len(answers) == len(sent) == 2
 
@@ -72,11 +77,11 @@ async def test_a_response_that_cannot_be_applied_fails_its_own_call() -> None:
     second = asyncio.create_task(calls.attach("a", answers.append))
     await was_sent.wait()
     was_sent.clear()
-    calls.on_frame(Attached(ticket=sent[0].ticket, resume_spec=None))
+    answer(calls, sent[0])
     with pytest.raises(ValueError, match="not applied"):
         await first
     await was_sent.wait()
-    calls.on_frame(Attached(ticket=sent[1].ticket, resume_spec=None))
+    answer(calls, sent[1])
     await second
     assert len(answers) == 1
 
@@ -92,7 +97,7 @@ async def test_all_calls_of_a_stream_fail_with_the_engine() -> None:
     waiting = [asyncio.create_task(calls.attach("a", lambda _: None)) for _ in range(2)]
     await asyncio.sleep(0)
     is_up = False
-    calls.on_lost()
+    calls.pending.fail(EngineUnavailable("lost"))
     for call in waiting:
         with pytest.raises(EngineUnavailable):
             await call

@@ -31,7 +31,7 @@ HEARTBEATS = [heartbeat(3, num_records=number) for number in (1, 2)]
 
 
 class FakeObserver:
-    """A listening socket; the test reads its connections."""
+    """Listens on a socket as the observer does. The test reads from the accepted connections."""
 
     def __init__(self, path: Path) -> None:
         self.peers: list[Peer] = []

@@ -306,7 +306,7 @@ def test_a_policy_waits_for_its_key_set(harness: Harness) -> None:
     ("jwks", "wanted"),
     [
         ("{", "is not JSON"),
-        ("[]", "keys must be a list"),
+        ("[]", "keys must be an array"),
         ('{"keys": []}', "has no key for"),
         ('{"keys": [1]}', r"keys\[0\] must be an object"),
         ('{"keys": [{"kty": "oct", "k": "aGVsbG8"}]}', "a shared secret"),

@@ -1,4 +1,4 @@
-"""The meaning of the policy file, and rejections that name the place."""
+"""How the policy file is read, and errors that name the place in it."""
 
 from __future__ import annotations
 
@@ -93,12 +93,16 @@ def test_unset_limits_have_modest_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", "version is missing"),
+        ("", "version is missing: write version = 1"),
         ("version = 2", "version must be 1, the only one of this release, not 2"),
         ("version = true", "version must be an integer"),
         ("version = 1\nversion = 1", "is not TOML"),
         ("version = 1\ntenant = 1", "tenant is unknown; did you mean tenants?"),
-        ("version = 1\ntenants = 1", "tenants must be an object"),
+        ("version = 1\ntenants = 1", "tenants must be a table, not 1; write [tenants]"),
+        ("version = 1\n[[tenants]]", "tenants must be a table, not an array; write [tenants]"),
+        ("version = 1\ntenants.a = 1", "tenants.a must be a table, not 1; write [tenants.a]"),
+        ("version = {}", "version must be an integer, not a table"),
+        ("version = 2026-01-31", "version must be an integer, not 2026-01-31"),
         ("version = 1\n[default]\ntokens = []", "default.tokens is unknown"),
         ("version = 1\nquota = 1", "quota is unknown; known are default, jwt, tenants, version"),
         (
@@ -132,7 +136,7 @@ def test_unset_limits_have_modest_defaults() -> None:
         ('version = 1\n[tenants.a]\nrights = ["all"]', "tenants.a.rights[0] must be one of"),
         (
             'version = 1\n[tenants.a]\nrights = "generate"',
-            "tenants.a.rights must be a list, not 'generate'",
+            "tenants.a.rights must be an array, not 'generate'",
         ),
         ("version = 1\n[tenants.a]\nrights = [1]", "tenants.a.rights[0] must be one of"),
         ("version = 1\n[tenants.a]\ncertificates = ['acme']", "tenants.a.certificates[0] must be"),

@@ -168,12 +168,12 @@ async def _run_all(
             heading = "" if len(plans) == 1 else f"{number}/{len(plans)} {point_text(plan)} "
 
             def show(
+                executed: "LoadPlan",
                 now_s: float,
                 progress: "WorkerProgress",
                 heading: str = heading,
-                plan: "LoadPlan" = plan,
             ) -> None:
-                line.show(bar_text(heading, plan, now_s, progress))
+                line.show(bar_text(heading, executed, now_s, progress))
 
             runs.append(await fleet.run(plan, show))
     finally:
@@ -231,7 +231,7 @@ def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProg
     share = min(1.0, now_s / plan.end_s)
     bar = "#" * round(share * _BAR_CHARS)
     num_open = progress.num_sent - progress.num_ended
-    if now_s < plan.warm_up_s:
+    if plan.is_warm_up or now_s < plan.start_s:
         phase = "warm-up"
     elif now_s < plan.end_s:
         phase = "measuring"

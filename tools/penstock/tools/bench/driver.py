@@ -6,6 +6,7 @@ requests, the function that sends them and the clock are passed in.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -75,30 +76,23 @@ class Driver:
         self.num_sent = 0
         self.num_ended = 0
         self.num_failed = 0
-        self.was_sending_at_end = False
-        """Whether the run reached a time limit: `end_s` in a closed loop, or the end of the drain
-        with requests still open.
-        """
         self._plan = plan
         self._share = share
         self._requests = requests
         self._generate = generate
         self._clock = clock
         self._prompts = RandomPromptMaker(plan)
-        self._num_counted = 0
 
     async def run(self) -> None:
         """Send the requests and wait until they have ended, within the plan's time limits."""
         left_s = self._plan.end_s + self._plan.drain_s - self._clock()
-        try:
+        # At the time limit, open requests are cancelled and recorded as abandoned.
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 if self._plan.is_open_loop:
                     await self._run_open()
                 else:
                     await self._run_closed()
-        except TimeoutError:
-            # Open requests are cancelled and recorded as abandoned.
-            self.was_sending_at_end = True
 
     async def _run_open(self) -> None:
         next_request: PlannedRequest | None = None
@@ -130,22 +124,13 @@ class Driver:
         await self._wait_until(0.0)
         for request in self._requests:
             token_ids = self._prompts.token_ids(request)
-            now_s = self._clock()
-            if not self._may_send(now_s):
+            # The wait may have ended a microsecond early.
+            now_s = max(0.0, self._clock())
+            if now_s >= self._plan.end_s or self.num_sent == self._share.max_requests:
                 return
             self.num_sent += 1
             if not await self._send(request, token_ids, now_s):
                 await asyncio.sleep(ERROR_PAUSE_S)
-
-    def _may_send(self, now_s: float) -> bool:
-        if now_s >= self._plan.end_s:
-            self.was_sending_at_end = True
-            return False
-        is_counted = self.recorder.window.holds(now_s)
-        if is_counted and self._num_counted == self._share.max_requests:
-            return False
-        self._num_counted += is_counted
-        return True
 
     async def _wait_until(self, at_s: float) -> None:
         """Wait until `at_s`; yield to the event loop even if it has passed."""
@@ -162,11 +147,11 @@ class Driver:
             async with aclosing(self._generate(request, token_ids)) as events:
                 return await self._read(events, record)
         except PenstockError as error:
-            record.failed(self._clock(), error.code.name, error.reason)
+            record.failed(error.code.name, error.reason)
             self.num_failed += 1
             return False
         except asyncio.CancelledError:
-            record.abandoned(self._clock())
+            record.abandoned()
             raise
         finally:
             self.num_ended += 1

@@ -52,22 +52,25 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """The figures of one run. Request counts and latencies cover the requests due in the measured
-    window.
+    """The figures of one run. All figures cover the same requests: those due after the warm-up.
 
     `num_due` is the sum of completed, failed, dropped (not sent, because too many were open) and
     unfinished (still open when the run ended) requests. `num_good`: completed within the targets.
     `num_short`: completed, but with another number of tokens than requested or another finish
-    reason than LENGTH. `good_share` is a share of `num_due`. Rates cover all events in the window
-    of `window_s` seconds; `offered_per_s` counts the requests due in it. `queue`: time in the
-    server's queue, as the server reports it; `lateness`: delay between the time at which a request
-    is due and the time at which it is sent. `cpu_shares`, `num_idle_cores`: as in LoadRun.
+    reason than LENGTH. `good_share` is a share of `num_due`. `sending_s`, `duration_s`,
+    `cpu_shares`, `num_idle_cores`: as in LoadRun. `offered_per_s`: `num_due` over `sending_s`; NaN
+    in a closed loop, where the server determines when requests are sent. `requests_per_s`,
+    `goodput_per_s`: completed and good requests over `duration_s`; so are the tokens of completed
+    requests. `cached_prompt_share`: a share of their prompt tokens. `queue`: time in the server's
+    queue, as the server reports it; `lateness`: delay between the time at which a request is due
+    and the time at which it is sent.
     """
 
     arrivals: str
     rate_per_s: float | None
     concurrency: int | None
-    window_s: float
+    sending_s: float
+    duration_s: float
     num_due: int
     num_completed: int
     num_good: int
@@ -102,7 +105,8 @@ def figures_of(run: LoadRun) -> LoadFigures:
         arrivals=plan.arrivals.value,
         rate_per_s=plan.rate_per_s,
         concurrency=plan.concurrency,
-        window_s=run.window_s,
+        sending_s=run.sending_s,
+        duration_s=run.duration_s,
         num_due=recorder.num_due,
         num_completed=recorder.num_completed,
         num_good=recorder.num_good,
@@ -112,14 +116,12 @@ def figures_of(run: LoadRun) -> LoadFigures:
         num_short=recorder.num_short,
         num_preemptions=recorder.num_preemptions,
         good_share=_ratio(recorder.num_good, recorder.num_due),
-        offered_per_s=_ratio(recorder.num_due, run.window_s),
-        requests_per_s=_ratio(recorder.num_window_completed, run.window_s),
-        goodput_per_s=_ratio(recorder.num_window_good, run.window_s),
-        output_tokens_per_s=_ratio(recorder.num_window_tokens, run.window_s),
-        prompt_tokens_per_s=_ratio(recorder.num_window_prompt_tokens, run.window_s),
-        cached_prompt_share=_ratio(
-            recorder.num_window_cached_tokens, recorder.num_window_prompt_tokens
-        ),
+        offered_per_s=_ratio(recorder.num_due, run.sending_s) if plan.is_open_loop else math.nan,
+        requests_per_s=_ratio(recorder.num_completed, run.duration_s),
+        goodput_per_s=_ratio(recorder.num_good, run.duration_s),
+        output_tokens_per_s=_ratio(recorder.num_output_tokens, run.duration_s),
+        prompt_tokens_per_s=_ratio(recorder.num_prompt_tokens, run.duration_s),
+        cached_prompt_share=_ratio(recorder.num_cached_prompt_tokens, recorder.num_prompt_tokens),
         errors=tuple(
             ErrorCount(status=status, reason=reason, num=num) for (status, reason), num in errors
         ),

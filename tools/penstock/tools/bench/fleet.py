@@ -28,7 +28,7 @@ from penstock.tools.bench.pipe import (
     WorkerProgress,
     WorkerReady,
 )
-from penstock.tools.bench.plan import Arrivals, LoadPlan
+from penstock.tools.bench.plan import LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.sender import SenderConfig
 from penstock.tools.bench.worker import CONNECT_TIMEOUT_S, run_worker
@@ -56,14 +56,18 @@ class LoadRun:
 
     `cpu_shares`: each process's CPU time as a share of one core. `num_idle_cores`: mean number of
     idle cores of this machine during the run, None if unknown (the system has no /proc/uptime).
-    `window_s`: the duration over which rates are computed, seconds.
+    `sending_s`: from the start of the measurement until sending ended: the planned duration, or,
+    if the requests ran out before it and in a closed loop, until the last request was due.
+    `duration_s`: from the start of the measurement until the last counted request completed, but
+    at least `sending_s`. Both in seconds.
     """
 
     plan: LoadPlan
     recorder: LoadRecorder
     cpu_shares: tuple[float, ...]
     num_idle_cores: float | None
-    window_s: float
+    sending_s: float
+    duration_s: float
 
 
 class Fleet:
@@ -112,13 +116,21 @@ class Fleet:
         await self._end()
 
     async def run(
-        self, plan: LoadPlan, on_progress: Callable[[float, WorkerProgress], None]
+        self, plan: LoadPlan, on_progress: Callable[[LoadPlan, float, WorkerProgress], None]
     ) -> LoadRun:
-        """Execute one run and return its result. `on_progress` receives the seconds since the run's
-        start and the sums over all processes, whenever a process reports its progress.
+        """Execute one run, in a closed loop after its warm-up, and return its result. `on_progress`
+        receives the plan that is executed (that of the run or of the warm-up), the seconds since
+        its start and the sums over all processes, whenever a process reports its progress.
 
         Raises FleetFailed.
         """
+        if (warm_up := plan.warm_up()) is not None:
+            await self._execute(warm_up, on_progress)
+        return await self._execute(plan, on_progress)
+
+    async def _execute(
+        self, plan: LoadPlan, on_progress: Callable[[LoadPlan, float, WorkerProgress], None]
+    ) -> LoadRun:
         for worker in range(self._num_processes):
             self._send(worker, Prepare(plan=plan, worker=worker, num_workers=self._num_processes))
         await self._all_ready(_START_S)
@@ -129,7 +141,7 @@ class Fleet:
 
         def update(worker: int, latest: WorkerProgress) -> None:
             progress[worker] = latest
-            on_progress(time.monotonic() - at_s, _summed(progress))
+            on_progress(plan, time.monotonic() - at_s, _summed(progress))
 
         limit_s = plan.end_s + plan.drain_s + _LEAD_S + _END_S
         idle = IdleCores()
@@ -235,26 +247,22 @@ def merged_run(
     recorder = LoadRecorder.from_plan(plan)
     for part in parts:
         recorder.merge(part.recorder)
-    # A run that reached its number of requests lasted until the last request was sent.
-    if plan.is_open_loop:
-        is_full = not _has_run_out(plan, recorder)
-    else:
-        is_full = any(part.was_sending_at_end for part in parts)
-    end_s = plan.end_s if is_full else min(plan.end_s, recorder.last_end_s)
+    sending_s = _sending_s(plan, recorder)
     return LoadRun(
         plan=plan,
         recorder=recorder,
         cpu_shares=tuple(part.cpu_share for part in parts),
         num_idle_cores=num_idle_cores,
-        window_s=max(0.0, end_s - plan.warm_up_s),
+        sending_s=sending_s,
+        duration_s=max(sending_s, recorder.last_completed_s - plan.start_s),
     )
 
 
-def _has_run_out(plan: LoadPlan, recorder: LoadRecorder) -> bool:
-    """Return whether the schedule of an open loop ended before its time limit."""
-    if plan.max_requests is not None and recorder.num_due >= plan.max_requests:
-        return True
-    return plan.arrivals is Arrivals.REPLAY and plan.rows[-1].arrival_s < plan.end_s
+def _sending_s(plan: LoadPlan, recorder: LoadRecorder) -> float:
+    is_at_rate = plan.rate_per_s is not None
+    if is_at_rate and (plan.max_requests is None or recorder.num_due < plan.max_requests):
+        return plan.duration_s
+    return max(0.0, recorder.last_due_s - plan.start_s)
 
 
 def _error_of(answer: Unreachable) -> PenstockError:

@@ -66,13 +66,10 @@ class WorkerProgress(TaggedFrame, frozen=True, kw_only=True):
 
 
 class WorkerDone(TaggedFrame, frozen=True, kw_only=True):
-    """The record of one process. `cpu_share`: its CPU time during the run, as a share of one core.
-    `was_sending_at_end`: as in `Driver`.
-    """
+    """The record of one process. `cpu_share`: its CPU time during the run, as a share of a core."""
 
     recorder: LoadRecorder
     cpu_share: float
-    was_sending_at_end: bool
 
 
 Message: TypeAlias = (

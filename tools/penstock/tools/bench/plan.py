@@ -2,6 +2,7 @@
 limits.
 """
 
+import dataclasses
 import enum
 from dataclasses import dataclass, field
 
@@ -88,10 +89,12 @@ class LoadPlan:
 
     Requests due in the first `warm_up_s` seconds are sent but not counted; then requests are sent
     for `duration_s`, or until `max_requests` of them were sent. Requests still open are then
-    awaited for at most `drain_s`. In an open loop, a request that is due while `max_in_flight` are
-    open is counted as dropped. `deadline_s` is each call's gRPC deadline. The same `seed` and
-    `run_index` give the same requests, on any number of processes; prompts differ between values of
-    `run_index`, so that a run has no cache hits on prompts of an earlier run.
+    awaited for at most `drain_s`. The warm-up of a closed loop is a separate run, `warm_up()`,
+    which ends before the measurement starts. In an open loop, a request that is due while
+    `max_in_flight` are open is counted as dropped. `deadline_s` is each call's gRPC deadline. The
+    same `seed`, `run_index` and `is_warm_up` give the same requests, on any number of processes;
+    prompts differ between values of the last two, so that a run has no cache hits on prompts of an
+    earlier run.
     """
 
     arrivals: Arrivals
@@ -142,11 +145,12 @@ class LoadPlan:
         shown="random; reported",
     )
     run_index: int = 0
+    is_warm_up: bool = False
 
     def __post_init__(self) -> None:
         self._check_arrivals()
         check(self)
-        if self.end_s + self.drain_s > MAX_DURATION_S:
+        if self.warm_up_s + self.duration_s + self.drain_s > MAX_DURATION_S:
             raise SettingError(
                 f"{{}} + {{}} + {{}} must be at most {MAX_DURATION_S:g}",
                 *("warm_up_s", "duration_s", "drain_s"),
@@ -172,9 +176,22 @@ class LoadPlan:
         return self.arrivals is not Arrivals.CLOSED
 
     @property
+    def start_s(self) -> float:
+        """When the measurement starts, in seconds from the start of the run."""
+        return self.warm_up_s if self.is_open_loop else 0.0
+
+    @property
     def end_s(self) -> float:
         """When sending ends at the latest, in seconds from the start of the run."""
-        return self.warm_up_s + self.duration_s
+        return self.start_s + self.duration_s
+
+    def warm_up(self) -> "LoadPlan | None":
+        """Return the plan of a closed loop's warm-up; None if it has none, and for an open loop."""
+        if self.is_open_loop or not self.warm_up_s:
+            return None
+        return dataclasses.replace(
+            self, warm_up_s=0.0, duration_s=self.warm_up_s, max_requests=None, is_warm_up=True
+        )
 
     @property
     def max_prompt_tokens(self) -> int:

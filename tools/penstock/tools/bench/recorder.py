@@ -27,7 +27,7 @@ class Window:
     @classmethod
     def from_plan(cls, plan: LoadPlan) -> "Window":
         """Return the window of a plan: from the end of the warm-up to the end of sending."""
-        return cls(start_s=plan.warm_up_s, end_s=plan.end_s)
+        return cls(start_s=plan.start_s, end_s=plan.end_s)
 
     def holds(self, at_s: float) -> bool:
         """Return whether the window contains a time."""
@@ -38,10 +38,9 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     """Counts the requests of a run and measures their latencies. Times are seconds since the run's
     start.
 
-    Latencies, errors and all counts without `window` in their name cover the requests due in the
-    window, whenever they end. Counts with `window` cover the tokens and completions that arrive in
-    the window, of any request; rates are computed from them. `errors`: numbers of failed requests
-    by gRPC status and error reason. `last_end_s`: when the last request due in the window ended.
+    Everything covers the requests due in the window, whenever they end; the numbers of tokens only
+    those that completed. `errors`: numbers of failed requests by gRPC status and error reason.
+    `last_due_s`, `last_completed_s`: the latest times at which a request was due, and completed.
     """
 
     window: Window
@@ -61,12 +60,11 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     num_unfinished: int = 0
     num_short: int = 0
     num_preemptions: int = 0
-    num_window_completed: int = 0
-    num_window_good: int = 0
-    num_window_tokens: int = 0
-    num_window_prompt_tokens: int = 0
-    num_window_cached_tokens: int = 0
-    last_end_s: float = 0.0
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    last_due_s: float = 0.0
+    last_completed_s: float = 0.0
 
     @classmethod
     def from_plan(cls, plan: LoadPlan) -> "LoadRecorder":
@@ -77,17 +75,14 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
         """Return the record of a request that was due at `due_s`, is sent at `sent_s` and asks for
         `num_wanted_tokens` tokens.
         """
-        is_counted = self.window.holds(due_s)
+        is_counted = self._is_due(due_s)
         if is_counted:
-            self.num_due += 1
             self.lateness.record(sent_s - due_s)
         return OpenRequest(self, due_s, num_wanted_tokens, is_counted=is_counted)
 
     def drop(self, due_s: float) -> None:
         """Record that the request due at `due_s` is not sent."""
-        if self.window.holds(due_s):
-            self.num_due += 1
-            self.num_dropped += 1
+        self.num_dropped += self._is_due(due_s)
 
     def merge(self, other: "LoadRecorder") -> None:
         """Add the counts of another recorder of the same run."""
@@ -97,7 +92,16 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
             if name.startswith("num_"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors = dict(Counter(self.errors) + Counter(other.errors))
-        self.last_end_s = max(self.last_end_s, other.last_end_s)
+        self.last_due_s = max(self.last_due_s, other.last_due_s)
+        self.last_completed_s = max(self.last_completed_s, other.last_completed_s)
+
+    def _is_due(self, due_s: float) -> bool:
+        """Count a request if it is due in the window; return whether it is."""
+        if not self.window.holds(due_s):
+            return False
+        self.num_due += 1
+        self.last_due_s = max(self.last_due_s, due_s)
+        return True
 
 
 class OpenRequest:
@@ -135,8 +139,6 @@ class OpenRequest:
         if not num_tokens:
             return
         recorder = self._recorder
-        if recorder.window.holds(now_s):
-            recorder.num_window_tokens += num_tokens
         self._num_tokens += num_tokens
         if self._first_s is None:
             self._first_s = now_s
@@ -152,26 +154,23 @@ class OpenRequest:
 
     def finished(self, now_s: float, end: Finished) -> None:
         """Record that the request completed."""
-        recorder = self._recorder
-        is_good = self._is_good()
-        if recorder.window.holds(now_s):
-            recorder.num_window_completed += 1
-            recorder.num_window_good += is_good
-            recorder.num_window_prompt_tokens += end.usage.num_prompt_tokens
-            recorder.num_window_cached_tokens += end.usage.num_cached_prompt_tokens
         if not self._is_counted:
             return
+        recorder = self._recorder
         recorder.num_completed += 1
-        recorder.num_good += is_good
+        recorder.num_good += self._is_good()
+        recorder.num_output_tokens += self._num_tokens
+        recorder.num_prompt_tokens += end.usage.num_prompt_tokens
+        recorder.num_cached_prompt_tokens += end.usage.num_cached_prompt_tokens
         recorder.num_short += self._is_short(end)
         recorder.num_preemptions += end.num_preemptions
-        recorder.last_end_s = max(recorder.last_end_s, now_s)
+        recorder.last_completed_s = max(recorder.last_completed_s, now_s)
         recorder.e2e.record(now_s - self._due_s)
         recorder.queue.record(end.timings.queue_s)
         if self._first_s is not None and self._num_tokens > 1:
             recorder.tpot.record((self._last_s - self._first_s) / (self._num_tokens - 1))
 
-    def failed(self, now_s: float, status: str, reason: str) -> None:
+    def failed(self, status: str, reason: str) -> None:
         """Record that the request failed with this gRPC status and error reason ("" if there is
         none).
         """
@@ -179,13 +178,10 @@ class OpenRequest:
             recorder = self._recorder
             recorder.num_failed += 1
             recorder.errors[status, reason] = recorder.errors.get((status, reason), 0) + 1
-            recorder.last_end_s = max(recorder.last_end_s, now_s)
 
-    def abandoned(self, now_s: float) -> None:
+    def abandoned(self) -> None:
         """Record that the request was still open when the run ended."""
-        if self._is_counted:
-            self._recorder.num_unfinished += 1
-            self._recorder.last_end_s = max(self._recorder.last_end_s, now_s)
+        self._recorder.num_unfinished += self._is_counted
 
     def _is_good(self) -> bool:
         if self._first_s is None:

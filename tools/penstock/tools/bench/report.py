@@ -5,7 +5,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,8 @@ _SWEEP_HEADER = (
     *("load", "offered/s", "done/s", "good/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50"),
     *("ITL p99", "E2E p50", "E2E p99", "failed", "dropped"),
 )
-_LINE_HEADER = tuple(
-    name for name in _SWEEP_HEADER if name not in {"offered/s", "E2E p50", "dropped"}
-)
-"""The columns of the table on a terminal: fewer than on the page, to fit 100 characters."""
+_PAGE_ONLY = frozenset({"offered/s", "E2E p50", "dropped"})
+"""Columns that the table on a terminal does not have, to fit 100 characters."""
 
 
 def point_text(point: LoadPlan | LoadFigures) -> str:
@@ -58,7 +56,7 @@ def point_text(point: LoadPlan | LoadFigures) -> str:
     if point.rate_per_s is not None:
         return f"{point.rate_per_s:g}/s"
     if point.concurrency is not None:
-        return f"{point.concurrency} at once"
+        return f"{point.concurrency} concurrent"
     return Arrivals.REPLAY.value
 
 
@@ -75,12 +73,12 @@ def figure_lines(figures: LoadFigures) -> list[str]:
     outcomes += [f"{f.num_unfinished:,} unfinished"] if f.num_unfinished else []
     heads = " ".join(f"{head:>10}" for head in ("mean", "p50", "p90", "p99", "p99.9", "max"))
     return [
-        f"load         {_load_text(f)}, {f.window_s:,.1f} s counted",
+        f"load         {_load_text(f)}, {f.sending_s:,.1f} s of sending and"
+        f" {f.duration_s - f.sending_s:,.1f} s of draining",
         f"requests     {f.num_due:,} due: {', '.join(outcomes)}",
         f"goodput      {number_text(f.goodput_per_s, 2)} requests/s,"
         f" {share_text(f.good_share)} of all within targets",
-        f"throughput   {number_text(f.requests_per_s, 2)} requests/s of"
-        f" {number_text(f.offered_per_s, 2)} offered,"
+        f"throughput   {number_text(f.requests_per_s, 2)} requests/s{_offered_text(f)},"
         f" {number_text(f.output_tokens_per_s)} output and"
         f" {number_text(f.prompt_tokens_per_s)} prompt tokens/s",
         f"{'':12} {heads}",
@@ -93,10 +91,16 @@ def figure_lines(figures: LoadFigures) -> list[str]:
     ]
 
 
+def _offered_text(figures: LoadFigures) -> str:
+    if figures.concurrency is not None:
+        return ""
+    return f" of {number_text(figures.offered_per_s, 2)} offered"
+
+
 def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
     """Format several runs as a table with the main figures, one row each, and list their errors."""
-    rows = [dict(zip(_SWEEP_HEADER, _sweep_row(one), strict=True)) for one in figures]
-    lines = aligned([_LINE_HEADER, *([row[name] for name in _LINE_HEADER] for row in rows)])
+    header, rows = _sweep_table(figures, _PAGE_ONLY)
+    lines = aligned([header, *rows])
     for one in figures:
         lines += [
             f"error        {point_text(one)}: {error.num:,} x"
@@ -155,7 +159,7 @@ def write_page(
     whole = [preformatted("\n".join(figure_lines(one))) for one in figures]
     if len(runs) > 1:
         sections += [
-            html_table(_SWEEP_HEADER, [_sweep_row(one) for one in figures]),
+            html_table(*_sweep_table(figures)),
             *(svg(chart) for chart in _curves(figures)),
         ]
     else:
@@ -198,7 +202,7 @@ def _loads(figures: Sequence[LoadFigures]) -> list[float | None]:
 
 
 def _load_label(figures: Sequence[LoadFigures]) -> str:
-    return "requests at once" if figures[0].rate_per_s is None else "offered requests/s"
+    return "concurrent requests" if figures[0].rate_per_s is None else "offered requests/s"
 
 
 def _curve(title: str, field: str, figures: Sequence[LoadFigures]) -> Chart:
@@ -272,6 +276,20 @@ def _errors_table(figures: Sequence[LoadFigures]) -> str:
     if not rows:
         return "<p>None.</p>"
     return html_table(("load", "status", "reason", "requests"), rows)
+
+
+def _sweep_table(
+    figures: Sequence[LoadFigures], left_out: Collection[str] = ()
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and one row per run. Leaves out the columns named, and in a closed loop the
+    offered rate, which does not exist.
+    """
+    if figures[0].concurrency is not None:
+        left_out = {*left_out, "offered/s"}
+    columns = [index for index, name in enumerate(_SWEEP_HEADER) if name not in left_out]
+    rows = [_SWEEP_HEADER, *map(_sweep_row, figures)]
+    header, *shown = [tuple(row[column] for column in columns) for row in rows]
+    return header, shown
 
 
 def _sweep_row(figures: LoadFigures) -> tuple[str, ...]:

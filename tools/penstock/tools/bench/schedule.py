@@ -67,7 +67,7 @@ class RandomPromptMaker:
     """
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._seed = f"{plan.seed}:{plan.run_index}"
+        self._seed = f"{plan.seed}:{plan.run_index}{':warm-up' if plan.is_warm_up else ''}"
         self._vocabulary = range(plan.vocab_size)
 
     def token_ids(self, request: PlannedRequest) -> list[int]:

@@ -107,7 +107,6 @@ async def _execute_run(order: Prepare, pipe: MessagePipe, sender: ClientSender) 
         WorkerDone(
             recorder=driver.recorder,
             cpu_share=(time.process_time() - cpu_s) / (time.monotonic() - begun_s),
-            was_sending_at_end=driver.was_sending_at_end,
         )
     )
 

@@ -52,7 +52,7 @@ class Candidate:
 
 
 def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:
-    """Convert `data`, a parsed JSON list of objects, to candidates; omitted fields are taken from
+    """Convert `data`, a parsed JSON array of objects, to candidates; omitted fields are taken from
     `base`.
 
     An object has a `name`, an optional `price`, and fields of SimulationConfig, SchedulerConfig and
@@ -61,7 +61,7 @@ def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]
     field.
     """
     if not isinstance(data, list) or not data:
-        raise ValueError("must be a list of objects, at least one")
+        raise ValueError("must be an array of objects, at least one")
     items = cast("list[object]", data)
     candidates = tuple(_candidate(item, base, f"[{i}]") for i, item in enumerate(items))
     names = [candidate.name for candidate in candidates]

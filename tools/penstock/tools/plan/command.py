@@ -86,7 +86,7 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
     )
     which = group.add_mutually_exclusive_group()
     which.add_argument(
-        "--settings", type=Path, metavar="FILE", help="candidates: a JSON list of objects"
+        "--settings", type=Path, metavar="FILE", help="candidates: a JSON array of objects"
     )
     which.add_argument(
         "--candidate",

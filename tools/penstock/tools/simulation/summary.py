@@ -63,6 +63,7 @@ class Summary:
             of the gaps within the ITL target.
         goodput_per_s: Good requests over the duration.
         requests_per_s: Completed requests over the duration.
+        output_tokens_per_s: Output tokens of all requests over the duration.
         prompt_tokens_per_s: Prompt tokens of admitted requests, cached ones included, over the
             duration.
         itl: All gaps between tokens.

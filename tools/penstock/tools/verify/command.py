@@ -22,6 +22,7 @@ from penstock.server.cli.command import Parser, Subparsers, until_signal
 from penstock.server.cli.connection import (
     UsageError,
     add_address_option,
+    connection_error,
     describe_error,
     run_reporting,
 )
@@ -276,7 +277,7 @@ class _Run:
             channel = ChannelConfig(server_name=self._args.server_name)
             client = Client(address, retry=NO_RETRY, channel=channel, **options)
         except (ValueError, OSError) as error:
-            raise CouldNotRun(str(error)) from error
+            raise CouldNotRun(str(connection_error(self._args, error))) from error
         async with client:
             await _require_service(client)
             subject = Subject(

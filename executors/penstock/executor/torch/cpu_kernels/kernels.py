@@ -87,7 +87,7 @@ class Kernels(Protocol):
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> LayerAttention:
-        """Return the attention of one layer over `pages`, as `KVPages.layer` returns them.
+        """Return the attention of one layer over `pages`, which `KVPages.layer` returned.
 
         `dtype`: the format of the queries, None for that of the pages. `num_heads`: query heads.
         See `Scoring` for the other arguments.
@@ -115,8 +115,8 @@ class Kernels(Protocol):
 
     @property
     def has_fast_bf16_linear(self) -> bool:
-        """True if `bf16_linear` is at least as fast as oneDNN's bfloat16 product on this machine,
-        for any number of rows.
+        """True if measurements with this instruction set show that `bf16_linear` is at least as
+        fast as oneDNN's bfloat16 product, for any number of rows.
         """
         ...
 

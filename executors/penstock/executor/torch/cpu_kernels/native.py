@@ -111,8 +111,8 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def digest_of_sources(hook: Path) -> str:
-    """Return the digest of a checkout's kernel sources and of its build hook, the file `hook`,
-    which stores the same digest in the library.
+    """Return the digest of a checkout's kernel sources and of `hook`, the file of its build hook.
+    The build hook stores the same digest in the library that it builds.
     """
     files = (hook, *sorted((_FOLDER / "csrc").iterdir()))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
