@@ -11,13 +11,13 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import numpy as np
 import torch
 
-from penstock.executor.config import ExecutorConfig
+from penstock.executor.config import INSTRUCTION_SETS, ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import CpuFusedForward
 from penstock.executor.torch.cpu.fused_model import join_model, pack_model
 from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import load
-from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.cpu_kernels.native import NativeKernels, is_supported
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.executor.config import INSTRUCTION_SETS
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.executor import keep_freed_memory
@@ -129,7 +130,7 @@ SCORINGS = {
 
 # PLAIN: tensor operations. Instruction sets by themselves: test_cpu_kernels.py.
 each_way = pytest.mark.parametrize(
-    "kernels", [PLAIN, *filter(native.is_supported, native.INSTRUCTION_SETS)][:2]
+    "kernels", [PLAIN, *filter(native.is_supported, INSTRUCTION_SETS)][:2]
 )
 
 
