@@ -184,14 +184,17 @@ async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
     assert "DEADLINE_EXCEEDED" in result.err
 
 
-@pytest.mark.parametrize("args", [("generate", "Hi"), ("health",), ("chat",)])
+@pytest.mark.parametrize(
+    ("args", "stdin"),
+    [(("generate", "Hi"), ""), (("health",), ""), (("chat",), "Hi\n"), (("chat",), "")],
+)
 async def test_an_unreachable_service_has_its_own_exit_code(
-    server: ScriptedServer, args: tuple[str, ...]
+    server: ScriptedServer, args: tuple[str, ...], stdin: str
 ) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        result = await penstock(server, *args, "--address", address, stdin="Hi\n")
+        result = await penstock(server, *args, "--address", address, stdin=stdin)
 
     assert result.code == 3
     assert "UNAVAILABLE" in result.err

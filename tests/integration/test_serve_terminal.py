@@ -75,7 +75,8 @@ def test_a_terminal_shows_one_banner_short_log_lines_and_nothing_twice() -> None
     assert lines[0].endswith(" is starting ...")
     assert lines[1].startswith("Loading ")
     ready = next(line for line in lines if line.startswith("Penstock is ready after "))
-    others = [line for line in lines[2:] if line not in (ready, *rows)]
+    assert lines[-1] == "Penstock has stopped."
+    others = [line for line in lines[2:-1] if line not in (ready, *rows)]
     assert all(SHORT_LINE.match(line) for line in others), others
     assert [line for line in others if "is ready" in line or "starting" in line] == []
     # Only the command to try repeats the address: it is there to be copied.

@@ -27,7 +27,7 @@ _COMMANDS = f"{RESET} clears the chat, {QUIT} exits"
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `chat` to the command line."""
+    """Add the `chat` subcommand."""
     parser = subparsers.add_parser(
         "chat",
         help="have a conversation with a model",
@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("chat", lambda: _chat(args))
 
 
@@ -69,9 +69,9 @@ def _converse(runner: asyncio.Runner, client: "Client", args: argparse.Namespace
     is_terminal = sys.stdin.isatty()
     opening = [ChatMessage("system", args.system)] if args.system else []
     history = list(opening)
+    # Report an unreachable service before the first line is read.
+    runner.run(client.health())
     if is_terminal:
-        # Report an unreachable service before the user types the first line.
-        runner.run(client.health())
         print(_COMMANDS, file=sys.stderr, flush=True)
     while (line := _read_line(is_terminal)) is not None:
         if line == RESET:

@@ -39,6 +39,18 @@ _PACED = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.02}}
 """Arguments of `penstock serve` for simulated steps of at least 20 ms in real time, so that the
 outcome does not depend on the machine's speed.
 """
+_EXIT_CODES = """\
+exit codes:
+  0    all three generations completed, or the scene showed its effect
+  1    the service did not start or failed, a generation failed, or the scene showed no effect
+  2    invalid usage
+  3    with a scene: the service became unavailable
+  4    with a scene: a deadline passed
+  5    the output could not be written
+  70   internal error of penstock; the message gives the location
+  130  interrupted by Ctrl-C (143: SIGTERM); the service was stopped
+  141  the reader of the output has exited
+"""
 _INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 
@@ -66,6 +78,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="start a service, stream three requests concurrently, stop it",
         description="Start a service with the demo model on a free port, stream three generations"
         " at the same time, show their states and timings, and stop the service.",
+        epilog=_EXIT_CODES,
     )
     parser.fill = _add_options
 
