@@ -117,11 +117,11 @@ demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 	@$(BIN)/python -m penstock.tools demo
 	@echo "Next: $(BIN)/penstock serve, and in another terminal $(BIN)/penstock generate 'ROMEO:'"
 
-# Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
-# languages, and what only computes; all but the first report what they did when they are done.
+# Side by side, in this order: processes that are killed, what waits for processes and sockets, clients
+# in other languages, types, and last what fills every core. Most report when they are done.
 test: $(READY) $(PROTOS_READY)
 	@$(BIN)/python -m compileall -q -j 0 clients executors gateways protos scheduler server tools tests
-	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
+	@$(MAKE) --no-print-directory --jobs 4 test-chaos test-served test-clients check-types test-pure check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)

@@ -1,4 +1,4 @@
-"""The words check finds markers in prose and in identifiers, at their lines."""
+"""The words check finds words to avoid in prose and in identifiers, and reports their lines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which messages of exceptions a log may contain."""
+"""Which exception messages may be logged."""
 
 from __future__ import annotations
 
