@@ -17,6 +17,8 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.setting import SettingError, check, from_factory, setting
 
 DEFAULT_BLOCK_SIZE = 16
+INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
+"""Instruction sets for which the CPU kernels are compiled, best first."""
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
@@ -195,6 +197,13 @@ class ExecutorConfig:
         name="threads",
         at_least=1,
         shown="the cores that fronts leave free",
+    )
+    cpu_kernels: str = setting(
+        "auto",
+        "executor",
+        "instruction set of the compiled CPU kernels; none: PyTorch's operators",
+        choices=("auto", *INSTRUCTION_SETS, "none"),
+        shown="auto, the processor's best",
     )
     pipeline_depth: int | None = setting(
         None,

@@ -25,7 +25,11 @@ from penstock.server.cli.connection import (
     run_reporting,
     seconds,
 )
-from penstock.server.cli.connection_options import add_connection_options, client_options
+from penstock.server.cli.connection_options import (
+    add_connection_options,
+    client_options,
+    read_connection_options,
+)
 from penstock.server.cli.report import plain
 from penstock.server.cli.top_state import MAX_REQUESTS, SORT_KEYS, TopState
 
@@ -95,7 +99,8 @@ def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
     try:
         # The command polls anyway, so a query must not wait for an unreachable service.
         channel = ChannelConfig(
-            max_reconnect_backoff_s=DEFAULT_INTERVAL_S, server_name=args.server_name
+            max_reconnect_backoff_s=DEFAULT_INTERVAL_S,
+            server_name=read_connection_options(args).server_name,
         )
         return SyncOperationsClient(
             args.address, retry=NO_RETRY, channel=channel, **client_options(args)

@@ -123,8 +123,9 @@ class FlightConfig:
 class ObserverConfig:
     """Settings of the observer process, which exports metrics and traces.
 
-    A port of None is not opened; 0 selects any free port. Each tenant in `metrics_tenants` adds a
-    few time series. An invalid value raises SettingError, which names the field.
+    If a port is None, it is not opened; if it is 0, any free port is used. Each tenant in
+    `metrics_tenants` adds a few time series. An invalid value raises SettingError, which names the
+    field.
     """
 
     operations_port: int | None = setting(

@@ -113,7 +113,8 @@ class TraceIds:
         _all_ids.add(self)
 
     def discard_pool(self) -> None:
-        """Discard the pool of random bytes, because a forked process would share it."""
+        """Discard the pool of random bytes. Called in a forked process, which would otherwise
+        generate the same ids as its parent."""
         self._position = _POOL_BYTES
 
     def new_trace_id(self) -> bytes:

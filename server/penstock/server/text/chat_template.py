@@ -168,7 +168,8 @@ class ChatTemplate:
 
 
 def _turn(message: ChatMessage) -> dict[str, object]:
-    """Return a message with only the keys that are set, because templates test for keys."""
+    """Return a message as a dict with only the keys that are set, because templates test whether a
+    key exists."""
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     if message.name:
         turn["name"] = message.name

@@ -22,8 +22,6 @@ from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import SCALE_BYTES
 
-INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
-"""Instruction sets for which the kernels are compiled, best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
 """Head sizes of 8-bit keys must be multiples of this, so that no vector load crosses into the next

@@ -291,7 +291,7 @@ def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig
 
 
 def encode_facts(facts: FlightFacts) -> bytes:
-    """Encode the metadata as the JSON in the header."""
+    """Encode the metadata as JSON for the header."""
     return json.dumps(to_json_value(facts)).encode("ascii")
 
 

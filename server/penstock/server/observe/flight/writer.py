@@ -105,8 +105,8 @@ class _Live:
 class FlightWriter:
     """Writes the flight record to the memory of descriptor `fd`, which may be closed afterwards.
 
-    It is an `EngineListener` whose methods may raise; see `EngineListeners`. The constructor raises
-    FlightError or OSError if the memory cannot be used.
+    It is an `EngineListener` whose methods may raise exceptions, which `EngineListeners` handles.
+    The constructor raises FlightError or OSError if the memory cannot be used.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:

@@ -151,8 +151,8 @@ class MetricsApplication:
     def __call__(
         self, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        """Handle one WSGI request: check the caller, then return the body for the path; empty for
-        HEAD."""
+        """Handle one WSGI request: check the caller, then return the body for the path (empty for a
+        HEAD request)."""
         answer = self._answer(environ)
         body = answer.body
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]

@@ -28,8 +28,8 @@ class Alias:
 
     Attributes:
         where: Maps label names to the values that a series must have in order to be exported.
-        keep: Maps each label that is exported in addition to the model to its new name. Its values
-            are exported in lower case. Series with equal exported labels are summed.
+        keep: The labels that are exported besides the model, each mapped to its new name. Their
+            values are exported in lower case. Series with equal exported labels are summed.
     """
 
     name: str

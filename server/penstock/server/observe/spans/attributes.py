@@ -2,10 +2,10 @@
 reasons and batch sizes for its children.
 
 The attributes of the root have two parts: `start_attributes` are known when a request arrives and
-are passed to the sampler; `end_attributes` are added to traces that are kept. Values that do not
-apply have no attribute. Text from clients is truncated to `MAX_TEXT` characters, except captured
-content. Reasons that are not identifiers are replaced by `UNKNOWN_NAME`. With content capture, the
-prompt and the outputs are JSON text in the form of the GenAI conventions 1.41.1.
+are passed to the sampler; `end_attributes` are added to traces that are kept. Attributes that do
+not apply to a request are left out. Text from clients is truncated to `MAX_TEXT` characters, except
+captured content. Reasons that are not identifiers are replaced by `UNKNOWN_NAME`. With content
+capture, the prompt and the outputs are JSON text in the form of the GenAI conventions 1.41.1.
 """
 
 import json

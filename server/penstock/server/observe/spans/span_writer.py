@@ -116,7 +116,8 @@ class UnixClock:
         return self._offset_ns
 
     def _measure(self) -> int:
-        """Return the offset from the fastest of a few pairs of readings."""
+        """Read both clocks a few times and return the offset of the fastest reading, which is the
+        most accurate."""
         readings: list[tuple[int, int]] = []
         for _ in range(_NUM_READINGS):
             before_ns = self._monotonic_ns()
