@@ -96,7 +96,7 @@ EVERY_OPTION = (
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
     *("--quantization", "none", "--kv-cache-dtype", "auto"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
-    *("--log-format", "json", "--log-foreign-text", "on"),
+    *("--log-format", "json", "--log-exception-messages", "on"),
     *("--simulated-config", f'{{"is_strict": true, "faults": [{FAULT}]}}'),
     *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
     *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
@@ -171,7 +171,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         drain_grace_s=1.5,
         log_level="debug",
         log_format="json",
-        log_foreign_text=True,
+        log_exception_messages=True,
     )
     check_launches(config)
 
