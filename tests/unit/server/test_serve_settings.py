@@ -15,7 +15,6 @@ from penstock.executor.config import (
     ExecutorConfig,
     ExecutorKind,
     SimulatedConfig,
-    SimulatedPace,
 )
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.trtllm.config import DTYPES
@@ -131,7 +130,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             pipeline_depth=2,
             simulated=SimulatedConfig(
                 is_strict=True,
-                pace=SimulatedPace.REAL_TIME,
+                is_real_time=True,
                 faults=(Fault(kind=FaultKind.SLOW_STEP, at_step=3, seconds=0.5),),
             ),
         ),
@@ -383,17 +382,18 @@ def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wan
 
 
 @pytest.mark.parametrize(
-    ("arguments", "pace"),
+    ("arguments", "is_real_time"),
     [
-        ([], SimulatedPace.REAL_TIME),
-        (["--simulated-config", '{"is_strict": true}'], SimulatedPace.REAL_TIME),
-        (["--simulated-config", '{"pace": "immediate"}'], SimulatedPace.IMMEDIATE),
+        ([], True),
+        (["--simulated-config", '{"is_strict": true}'], True),
+        (["--simulated-config", '{"is_real_time": false}'], False),
     ],
 )
 def test_simulated_steps_take_their_time_by_default(
-    arguments: list[str], pace: SimulatedPace
+    arguments: list[str], is_real_time: bool
 ) -> None:
-    assert serve_config("--executor", "simulated", *arguments).executor.simulated.pace is pace
+    config = serve_config("--executor", "simulated", *arguments)
+    assert config.executor.simulated.is_real_time is is_real_time
 
 
 def test_settings_of_another_executor_are_rejected() -> None:
