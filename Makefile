@@ -28,10 +28,10 @@ SHELL := /bin/bash
 # would compile it all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The build to install. On Linux the public index gives the one with several gigabytes of CUDA; for
-# the CPU's, point pip at PyTorch's own index, e.g. by PIP_EXTRA_INDEX_URL, and ask for
-# TORCH=torch==2.13.0+cpu.
-TORCH ?= torch==2.13.0
+# The torch to install. If not given: the CPU build where the indexes that pip is configured with
+# (e.g. by PIP_EXTRA_INDEX_URL) offer it, else what they offer, on Linux several gigabytes of CUDA.
+TORCH ?=
+TORCH_REQUIREMENT = $(or $(TORCH),$$(deploy/torch_requirement.sh $(BIN)/python))
 # The first of these that runs: shims may exist without the interpreter they name.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
@@ -82,7 +82,7 @@ $(READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
 	@echo "Compiling the CPU kernels, then fetching and installing packages into $(VENV): several minutes, silent"
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python $(PIP) install "$(TORCH)" --editable ".[torch,dev]"
+	$(BIN)/python $(PIP) install "$(TORCH_REQUIREMENT)" --editable ".[torch,dev]"
 	@# Without what they ask for: triton alone is 200 MB, and only apache-tvm-ffi is missing.
 	for version in $(XGRAMMARS); do \
 		$(BIN)/python $(PIP) install --no-deps --upgrade --target "$(VENV)/xgrammar/$$version" \
@@ -105,9 +105,10 @@ $(DEMO_READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
 	@echo "1/3 Making the environment $(VENV)"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@echo "2/3 Fetching and installing packages: 260 MB with the CPU build of torch, several GB with the CUDA build"
-	@HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip --disable-pip-version-check install \
-		"$(TORCH)" "hatchling>=1.27,<2" --editable ".[torch,bench,top]"
+	@torch="$(TORCH_REQUIREMENT)"; \
+	echo "2/3 Fetching and installing packages with $$torch: 260 MB with the CPU build, several GB with CUDA"; \
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip --disable-pip-version-check install \
+		"$$torch" "hatchling>=1.27,<2" --editable ".[torch,bench,top]"
 	@echo "3/3 Compiling the CPU kernels, up to two minutes"
 	@$(BIN)/python hatch_build.py || echo "Without them the demo uses PyTorch's operators"
 	@touch $@
@@ -116,11 +117,11 @@ demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 	@$(BIN)/python -m penstock.tools demo
 	@echo "Next: $(BIN)/penstock serve, and in another terminal $(BIN)/penstock generate 'ROMEO:'"
 
-# Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
-# languages, and what only computes; all but the first report what they did when they are done.
+# Side by side, in this order: processes that are killed, what waits for processes and sockets, clients
+# in other languages, types, and last what fills every core. Most report when they are done.
 test: $(READY) $(PROTOS_READY)
 	@$(BIN)/python -m compileall -q -j 0 clients executors gateways protos scheduler server tools tests
-	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
+	@$(MAKE) --no-print-directory --jobs 4 test-chaos test-served test-clients check-types test-pure check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)
@@ -162,7 +163,7 @@ sanitize: $(READY)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4
-	.venv-transformers-4/bin/python $(PIP) install "$(TORCH)" "transformers>=4.57,<5" \
+	.venv-transformers-4/bin/python $(PIP) install "$(TORCH_REQUIREMENT)" "transformers>=4.57,<5" \
 		--editable ".[torch,dev]"
 	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
 

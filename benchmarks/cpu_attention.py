@@ -23,6 +23,7 @@ from usage import needing
 with needing("torch"):
     import torch
 
+    from penstock.executor.config import INSTRUCTION_SETS
     from penstock.executor.torch.cpu_kernels import native
     from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
     from penstock.executor.torch.kv_pages import HeadShape, KVPages
@@ -103,7 +104,7 @@ class Layers:
             2, num_tokens, shape.num_heads, shape.head_dim
         ).bfloat16()
         self._scoring = Scoring(scaling=shape.head_dim**-0.5)
-        names = [PLAIN, *filter(native.is_supported, native.INSTRUCTION_SETS)]
+        names = [PLAIN, *filter(native.is_supported, INSTRUCTION_SETS)]
         self.implementations = {
             name: PagedAttention(self._pages, kernels=load(name)) for name in names
         }

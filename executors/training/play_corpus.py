@@ -86,8 +86,8 @@ def split_speeches(
 
 
 def train_tokenizer(speeches: Sequence[Speech], *, vocab_size: int) -> Tokenizer:
-    """Return a byte-level BPE tokenizer trained with all 256 bytes, so that any UTF-8 text
-    round-trips.
+    """Return a trained byte-level BPE tokenizer. Its vocabulary contains all 256 bytes, so that any
+    UTF-8 text round-trips.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -255,7 +255,7 @@ class SequenceSampler:
         return ids[:num_tokens]
 
     def _excerpt(self, num_tokens: int, *, max_speeches: int) -> list[int]:
-        """Return the token ids of consecutive speeches between the begin and the end token,
+        """Return the token ids of the begin token, consecutive speeches and the end token,
         truncated to `num_tokens`.
         """
         is_dropped = self._draws_dropped()
@@ -287,7 +287,7 @@ class SequenceSampler:
         """Return the token ids of a chat whose messages are consecutive speeches, in the chat
         template's format.
 
-        Replies end with the end token.
+        Each reply ends with the end token.
         """
         is_dropped = self._draws_dropped()
         num_pairs = int(self._generator.geometric(1.0 / self._mix.mean_chat_pairs))
@@ -312,8 +312,9 @@ class SequenceSampler:
         sums with their results.
 
         The prompt is before the speech, inside it, or in a chat in which the speech is the reply.
-        Sums are before the speech. Only the results of sums and the speech are in the loss, without
-        the part before a prompt inside it. Only a chat ends with the end token.
+        Sums are before the speech. The loss includes the results of sums, and the speech with the
+        heading before it, except the part of a speech before a prompt inside it. Only a chat ends
+        with the end token.
         """
         index = int(self._generator.integers(len(self._bodies)))
         body = self._bodies[index]

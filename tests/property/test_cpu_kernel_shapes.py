@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.executor.config import INSTRUCTION_SETS
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.native_sampling import (
@@ -24,7 +25,7 @@ from penstock.executor.torch.cpu_kernels.native_sampling import (
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from support.kernel_steps import Case, Step
 
-SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS)]
+SETS = [*filter(native.is_supported, INSTRUCTION_SETS)]
 DTYPES = (torch.bfloat16, torch.float32)
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 

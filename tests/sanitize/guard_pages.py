@@ -17,6 +17,7 @@ import os
 import torch
 from torch import Tensor
 
+from penstock.executor.config import INSTRUCTION_SETS
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
@@ -64,7 +65,7 @@ def multiply(
 
 def main() -> None:
     torch.set_num_threads(1)
-    sets = filter(native.is_supported, native.INSTRUCTION_SETS)
+    sets = filter(native.is_supported, INSTRUCTION_SETS)
     cases = itertools.product(sets, (torch.bfloat16, torch.int8), SHAPES, ROWS, (False, True))
     for instructions, dtype, shape, num_rows, at_end in cases:
         side = "end" if at_end else "start"

@@ -17,6 +17,8 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.setting import SettingError, check, from_factory, setting
 
 DEFAULT_BLOCK_SIZE = 16
+INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
+"""Instruction sets for which the CPU kernels are compiled, best first."""
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
@@ -38,7 +40,7 @@ class ExecutorKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """Properties of the simulated executor. Raises SettingError naming the field.
+    """Properties of the simulated executor. Raises SettingError naming the invalid field.
 
     With `max_output_tokens`, a request with stop ids gets `stop_ids[0]` as its k-th output token,
     or later if `min_tokens` excludes it there. k is a hash of the prompt and, unless decoding is
@@ -89,11 +91,11 @@ class SimulatedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """The settings of an executor. Raises SettingError naming the field.
+    """The settings of an executor. Raises SettingError naming the invalid field.
 
     The trtllm executor reads its settings, except those of model and tokenizer, from `trtllm`,
-    which uses TensorRT-LLM's names. The command line copies two of them to `max_num_seqs` and
-    `max_seq_len`, which the server reads.
+    which uses TensorRT-LLM's names. The command line copies its `max_batch_size` and `max_seq_len`
+    to `max_num_seqs` and `max_seq_len`, which the server reads.
 
     Attributes:
         model_path: A Hugging Face folder (see `penstock.executor.models.resolve_model`), required
@@ -187,6 +189,13 @@ class ExecutorConfig:
         at_least=1,
         shown="the cores that fronts leave free",
     )
+    cpu_kernels: str = setting(
+        "auto",
+        "executor",
+        "instruction set of the compiled CPU kernels; none: PyTorch's operators",
+        choices=("auto", *INSTRUCTION_SETS, "none"),
+        shown="auto, the processor's best",
+    )
     pipeline_depth: int | None = setting(
         None,
         "executor",
@@ -245,7 +254,7 @@ class ExecutorConfig:
 
     @property
     def host_cache_bytes(self) -> int:
-        """KV cache size in bytes, if not derived from free memory: `kv_cache_bytes` or 512 MiB."""
+        """Size of a KV cache in host memory, in bytes: `kv_cache_bytes`; 512 MiB if it is None."""
         return _DEFAULT_CACHE_BYTES if self.kv_cache_bytes is None else self.kv_cache_bytes
 
     @property

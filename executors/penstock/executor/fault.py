@@ -54,7 +54,7 @@ COUNT_FAULTS = frozenset({FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One scripted fault: it fires when all its conditions hold, at most `max_times` times. Raises
-    ValueError naming the field.
+    ValueError naming the invalid field.
 
     At least one condition is required. `at_step` applies to the step, the other conditions to the
     requests that the step samples. A request fault affects the sampled requests that meet the

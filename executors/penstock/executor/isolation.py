@@ -30,10 +30,10 @@ def run_isolated(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
     """Run a step and return its result; if it raises, isolate the failing rows, so that only these
     fail.
 
-    `run` is called with `batch`, then with batches of some or all of its rows, without admissions
-    and releases. ExecutorDied from `run` ends the search immediately. `recover` is called with
-    every other exception, for cleanup; an exception from it ends the search too, such as
-    ExecutorDied if the whole executor has failed.
+    `run` is called with `batch`. If this raises, `run` is called again, with batches of all or some
+    of the rows, without admissions and releases. ExecutorDied from `run` ends the search and is
+    raised. `recover` is called with every other exception, for cleanup. An exception from `recover`
+    ends the search too, for example ExecutorDied if the whole executor has failed.
     """
     try:
         return run(batch)
@@ -145,7 +145,7 @@ def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> Ste
 def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
     """Return the parts' logprobs as one row per token; None if no part has any.
 
-    Missing entries, top ids included, are 0.
+    Tokens of parts without logprobs have 0 in every field, the top ids included.
     """
     asked = [result.logprobs for result in results if result.logprobs is not None]
     if not asked:

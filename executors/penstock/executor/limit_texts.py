@@ -1,4 +1,4 @@
-"""Help texts of the limits that every executor has, under each executor's name for them."""
+"""Help texts of limits that several settings classes have, some under another name."""
 
 BLOCK_SIZE = "tokens per KV cache block"
 MAX_NUM_SEQS = "maximum number of running requests"

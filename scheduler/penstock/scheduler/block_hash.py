@@ -14,8 +14,9 @@ DIGEST_BYTES = 16
 
 
 def chain_root(salt: bytes) -> bytes:
-    """Return the digest of a salt (of a tenant or a cache), which the first block of a chain is
-    chained to.
+    """Return the digest of a salt, from which a chain of block hashes starts.
+
+    Only requests with the same salt can share blocks: tenants have different salts.
     """
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
 

@@ -1,4 +1,4 @@
-"""The engine, whose steps schedule a batch, launch it, collect a result and update the requests.
+"""The engine. Each step schedules a batch, launches it, collects a result and updates the requests.
 
 Owns the components of the core, defines the sequence of a step, and calls one executor. It is
 called from one thread. The clock is injected and must be the one that fronts (gRPC server
@@ -164,8 +164,8 @@ class Engine:
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
-        """How often the retention limits applied: the number of requests whose retention was
-        shortened, and the number of blocks that lost or did not get a retention.
+        """How often the retention limits applied: the number of retentions that were shortened, and
+        the number of blocks that lost or did not get a retention.
         """
         retention = self._retention
         cuts = self.cache.pool.retention_cuts if retention is None else retention.cuts
@@ -366,11 +366,11 @@ class Engine:
         self._integrity.check_all()
 
     def check_next_piece(self) -> bool:
-        """Run the next part of `check_integrity`, under a millisecond; return True once everything
-        is checked. Raises IntegrityError if an invariant does not hold.
+        """Run the next part of `check_integrity`; return True once everything is checked.
 
-        After a busy period the check starts again, except that the check of blocks continues at the
-        block where it stopped.
+        On an idle engine a part takes under a millisecond. Raises IntegrityError if an invariant
+        does not hold. After a busy period the check starts again, except that the check of blocks
+        continues at the block where it stopped.
         """
         return self._integrity.advance()
 

@@ -48,7 +48,8 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.tenant_counters import TenantCounters
 
 MAX_SKIPPED_PER_TENANT = 4
-"""Requests of one tenant that are skipped (`skip`) before those of the next tenant are tried.
+"""Maximum number of requests of one tenant that are skipped (`skip`) before those of the next
+tenant are tried.
 """
 
 # Keys: is new, due time, sequence, ticket; and arrival, sequence, ticket. Tickets are unique, so
@@ -374,8 +375,8 @@ class FairOrder:
         return None
 
     def _hold_back(self, queue: _TenantQueue) -> bool:
-        """If the tenant of a queue is at its running limit, exclude the queue until it is below;
-        return whether it was excluded.
+        """If the tenant of a queue is at its running limit, exclude the queue until the tenant is
+        below the limit; return whether the queue was excluded.
         """
         if not self._tenants.is_at_limit(queue.tenant):
             return False

@@ -60,8 +60,9 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
 class RetentionCuts:
     """Counts how often retention limits were applied so far.
 
-    `num_shortened`: requests whose duration was reduced to the maximum. `num_dropped_blocks`:
-    blocks that lost or did not get a retention because the budget was exhausted.
+    `num_shortened`: how often the duration of a retention was reduced to the maximum.
+    `num_dropped_blocks`: blocks that lost or did not get a retention because the budget was
+    exhausted.
     """
 
     num_shortened: int = 0

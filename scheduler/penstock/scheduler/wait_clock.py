@@ -12,7 +12,7 @@ lacks blocks), then until the next admission FAIRNESS is the reason for requests
 the same class that arrived before all of that tenant's waiting requests: in arrival order they
 would have been ahead. For all others the reason of the step applies. Time added for FAIRNESS is
 subtracted from that reason, so the parts still add up to the queue time. With one tenant in a
-class, and under FCFS, no request waits for FAIRNESS.
+class, and under FCFS, no time is added.
 
 **Passed by.** `num_passed_by` counts how often, while a request waits, a later one is admitted.
 

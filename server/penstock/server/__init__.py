@@ -1,5 +1,5 @@
-"""The service: its processes, the connections between them, the fronts (gRPC server processes),
-text processing and the command line.
+"""The Penstock service: its processes and the connections between them, text processing, and the
+command line.
 
 Importing this package loads none of its modules.
 """

@@ -194,7 +194,7 @@ class EngineLaunch:
     Attributes:
         listener_fd: The inherited listening Unix socket. It stays open when an engine dies; fronts
             that connect while no engine runs wait in its backlog.
-        epoch: Number of the engine start; increases with every start.
+        epoch: Number of the engine start, from 1; increases with every start.
         flight_fd: Descriptor of the flight recorder's shared memory, -1 without a flight recorder.
         board_fd: Descriptor of the engine's status board in shared memory, -1 without a board.
         suspects: Requests that may have crashed an earlier engine.

@@ -22,7 +22,7 @@ _GROUP: Final = "penstock.gateways"
 
 
 class Gateway(Protocol):
-    """The interface of a gateway's module."""
+    """The interface that the module of a gateway implements."""
 
     @property
     def request_methods(self) -> Collection[str]:
@@ -37,8 +37,11 @@ class Gateway(Protocol):
     def make_service(
         self, front: "Front", access: "AccessControl", board: "BoardView | None"
     ) -> "GatewayService":
-        """Return the gRPC service for one front. `board` has the engine's load figures; it may be
-        None."""
+        """Return the gateway's gRPC service for one front.
+
+        `board` is the engine's status board in shared memory, which has the load of the engine;
+        None without a board.
+        """
         ...
 
 

@@ -1,4 +1,5 @@
-"""Lists other processes with their usage, and sends signals that cannot reach the wrong process.
+"""Lists other processes and their resource usage, and sends signals that cannot reach the wrong
+process.
 
 Reads /proc and wraps system calls for processes. Linux only: check `is_supported` first.
 """
@@ -85,8 +86,11 @@ def usage_of(pid: int) -> UsageSample | None:
 
 
 def _stat_of(pid: int) -> tuple[bytes, list[bytes]] | None:
-    """Return the name of a process and the fields after it, from the state on, see
-    proc_pid_stat(5); None as in `entry_of`."""
+    """Return the name of a process and the fields that follow it in /proc/PID/stat, beginning with
+    the state (proc_pid_stat(5)).
+
+    Returns None if there is no such process or if it may not be inspected.
+    """
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -103,8 +107,8 @@ def children_of(pid: int) -> list[ProcessEntry]:
 
 
 def child_with_argument(pid: int, argument: str) -> int | None:
-    """Return the id of the newest process whose parent is `pid` and whose command line contains
-    `argument`; None if there is none."""
+    """Return the id of the newest child of `pid` that has `argument` as one of its command-line
+    arguments; None if there is none."""
     children = sorted(children_of(pid), key=lambda entry: entry.started_ticks, reverse=True)
     for child in children:
         with contextlib.suppress(OSError):
@@ -136,8 +140,8 @@ def was_started_with(pid: int, setting: str) -> bool:
 def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
     """Send a signal to exactly this process.
 
-    Returns False if it has ended or has another parent meanwhile. Raises PermissionError if the
-    signal is not permitted.
+    Returns False if the process has ended, or if its parent has changed since `entry` was read.
+    Raises PermissionError if the signal is not permitted.
     """
     with contextlib.ExitStack() as stack:
         descriptor = _descriptor_of(entry.pid)
@@ -170,9 +174,10 @@ def _descriptor_of(pid: int) -> int | None:
 
 
 def reap(pid: int) -> bool:
-    """Reap an ended child; return False while one of its threads still runs.
+    """Reap an ended child. Returns False if one of its threads still runs, so that it cannot be
+    reaped yet.
 
-    Waits only for this process id, because other children have their own waiters.
+    Reaps no other child, because other code waits for the other children.
     """
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid

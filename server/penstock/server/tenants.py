@@ -20,8 +20,8 @@ class PriorityCeilings:
     """Maximum priorities of a tenant's requests. A higher requested priority is lowered to the
     maximum.
 
-    `scheduling` is the maximum in the queue; `retention` is the maximum for a request's blocks in
-    the prefix cache.
+    `scheduling` is the maximum priority of a request in the queue; `retention` is the maximum
+    priority of its blocks in the prefix cache.
     """
 
     scheduling: int = MAX_PRIORITY
@@ -60,7 +60,7 @@ def client_request_id(tenant: str, engine_id: str) -> str:
 
 
 class TenantBytes:
-    """Counts bytes per tenant. `total` is the sum over all tenants."""
+    """A number of bytes for each tenant. `total` is the sum over all tenants."""
 
     __slots__ = ("_by_tenant", "total")
 
@@ -69,7 +69,7 @@ class TenantBytes:
         self.total = 0
 
     def add(self, tenant: str, num_bytes: int) -> None:
-        """Add `num_bytes`, which may be negative, to a tenant."""
+        """Add `num_bytes`, which may be negative, to the number of bytes of a tenant."""
         self.total += num_bytes
         num_bytes += self._by_tenant.pop(tenant, 0)
         if num_bytes:

@@ -13,7 +13,7 @@ from penstock.executor.control_groups import GROUPS, MOUNT, ControlGroup, contro
 def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
     """Return the number of usable cores, rounded down, at least 1.
 
-    For `groups` and `mount` see `control_groups`.
+    See `control_groups` for `groups` and `mount`.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,5 +1,5 @@
-"""Each reason of the contract has a class among the client's errors: a subclass of the class of its
-status, or that class itself if both have the same name.
+"""Each error reason of the contract has a client exception: a subclass of its status's exception,
+or that exception itself if both have the same name.
 
 The tests also check the errors' text, details, retry times and pickling.
 """

@@ -1,5 +1,5 @@
-"""What a client keeps of a Multiplex call: credit, how requests and the call end, and events of
-requests that are not known.
+"""The client's state of a Multiplex call: credit, the ends of requests and of the call, and events
+of unknown requests.
 """
 
 from typing import Any

@@ -92,8 +92,8 @@ def test_a_client_is_shown_with_its_addresses() -> None:
 
 @pytest.fixture
 def fake_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Replace OpenTelemetry's W3C propagator by one that adds the yielded headers, which are
-    empty at first.
+    """Replace OpenTelemetry's W3C propagator by one that injects the headers of the yielded dict,
+    which is empty at first.
     """
     current: dict[str, str] = {}
 

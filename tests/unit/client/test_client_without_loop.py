@@ -47,8 +47,8 @@ def test_closing_an_iterator_early_closes_its_generator_at_once() -> None:
 
 
 async def test_a_running_loop_of_the_thread_does_not_manage_the_generators() -> None:
-    """The hooks of a running event loop would close the client's generators only when that loop
-    ends.
+    """A running event loop sets hooks for async generators, which would close the client's
+    generators only when that loop ends.
     """
     hooks = sys.get_asyncgen_hooks()
     seen: list[object] = []

@@ -47,7 +47,7 @@ def pages_with(*languages: str) -> list[Path]:
 
 
 def wrong_command(words: tuple[str, ...]) -> str | None:
-    """Return what is wrong with a call of `penstock`, or None if nothing is."""
+    """Return what is wrong with a `penstock` command line, or None if it is valid."""
     arguments = tuple(word for word in words[1:] if word != "...")  # whatever else you need
     if not arguments or arguments[0].startswith("-"):
         return None if arguments in {(), ("--help",), ("-h",)} else f"no such option: {arguments}"
@@ -111,8 +111,8 @@ def test_commands_of_ours_parse(page: Path) -> None:
 
 
 def wrong_imports(tree: ast.AST) -> list[str]:
-    """Return the imported modules, and names imported from penstock, that do not exist. Modules of
-    other packages that are not installed are ignored.
+    """Return the imported modules that do not exist, and the imported names of penstock that do not
+    exist. Modules of other packages that are not installed are ignored.
     """
     wrong: list[str] = []
     for node in ast.walk(tree):

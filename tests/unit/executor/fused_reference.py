@@ -1,4 +1,6 @@
-"""A reference for attention over pages, in plain float32. Pages that must not be read hold NaN."""
+"""A float32 reference for attention over paged keys and values. Elements of the pages that no
+kernel may read are NaN.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A test case: the shape of heads, the page layout and the attention options of a layer."""
+    """The head counts and sizes, the page layout and the attention options of a layer
+    under test.
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -41,11 +45,10 @@ class Case:
 
 
 class AttentionBench:
-    """Requests with random keys and values in random pages; all other elements of the pages are
-    NaN.
+    """Requests with random keys and values in randomly assigned pages.
 
-    The first `lengths[i]` keys of request i, which has `totals[i]` positions, are in the pages; the
-    kernels write the others.
+    Request i has `totals[i]` tokens. The keys and values of the first `lengths[i]` are in the pages
+    at the start; the kernels under test write the others. All other elements of the pages are NaN.
     """
 
     def __init__(
@@ -167,9 +170,9 @@ class AttentionBench:
         return out.reshape(num_tokens, -1)
 
     def expected_decodes(self, slots: Sequence[int], qkv: Tensor, starts: Sequence[int]) -> Tensor:
-        """Return the attention output [n, Hq * D] of one token of each of `slots`. `qkv` [n, (Hq +
-        2 * Hkv) * D] has a row for each token; `starts[slot]` is the position of the token in that
-        slot.
+        """Return the attention outputs [n, Hq * D] of one token for each of `slots`. Row i of `qkv`
+        [n, (Hq + 2 * Hkv) * D] belongs to `slots[i]`, and `starts[slot]` is the position of the
+        slot's token.
         """
         rows = zip(slots, qkv.split(1), strict=True)
         return torch.cat([self.expected(slot, row, starts[slot]) for slot, row in rows])
@@ -186,5 +189,7 @@ class AttentionBench:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of the error relative to that of `expected`; NaN if any value is NaN."""
+    """Return the L2 norm of the error divided by the L2 norm of `expected`; NaN if any value is
+    NaN.
+    """
     return float((found.float() - expected.float()).norm() / expected.float().norm())

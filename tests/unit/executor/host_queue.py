@@ -1,4 +1,4 @@
-"""A device queue on the host: launches run at once, and captured work can be replayed."""
+"""A `DeviceQueue` on the host. It runs launches synchronously and can replay captured work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the memory of tensors on the host, without memory that is mapped from files."""
+"""Measures the host memory of tensors, excluding memory that is mapped from files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context manager. `peak` is the largest number of bytes that were allocated at once by
-    tensor operations of this thread on the host within the context.
+    """A context manager. `peak` is the largest total size, in bytes, of live host tensors that
+    operations of this thread allocated within the context.
     """
 
     def __init__(self) -> None:

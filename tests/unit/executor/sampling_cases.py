@@ -18,8 +18,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def splitmix_uniform(seed: int, position: int) -> float:
-    """Return the documented hash of `seed` and `position` as a number in [0, 1), computed with
-    Python integers.
+    """Return the documented random number in [0, 1) for `seed` and `position`, computed with Python
+    integers (SplitMix64).
     """
     whole = (1 << 64) - 1
 
@@ -54,8 +54,8 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Return the logits after penalties, bias and banned stop tokens, which are computed token
-        by token.
+        """Return the logits after penalties and bias. Stop tokens are -inf until the output has
+        `min_tokens` tokens.
         """
         logits = self.logits.astype(np.float64)
         sampling = self.sampling
@@ -103,9 +103,9 @@ class Case:
 
 
 class AdmittedCases:
-    """Cases admitted in one batch, in slots of random order.
+    """Cases admitted as requests of one batch, in random slots.
 
-    `batch` admits all cases and has no rows; `rules` contains their options.
+    The batch admits all of them but computes no rows. `rules` contains their sampling options.
     """
 
     def __init__(self, cases: Sequence[Case]) -> None:

@@ -1,4 +1,4 @@
-"""Which models the fused path serves on a CPU; the others are served by their modules."""
+"""Which models the fused path serves on a CPU; the eager path serves all others."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ import torch
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import WeightsReleased, fused_path
 from penstock.executor.torch.cpu_kernels import kernels as kernels_module
-from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
+from penstock.executor.torch.cpu_kernels.kernels import AUTO, PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import NotFused
-from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from support.torch_differential import FEATURE_SETS, NUM_SLOTS, check_feature_set, prompt_error
 from support.torch_models import (
     FUSED_SHAPES,
@@ -104,7 +103,7 @@ def test_weights_that_only_the_modules_read_are_freed(dtype: str, tmp_path: Path
 
 
 class _Faulty(PlainKernels):
-    """Kernels whose product of matrices packed in bfloat16 is wrong by a factor of 1.5."""
+    """Kernels whose bfloat16 matrix product is wrong by a factor of 1.5."""
 
     is_native = True
     has_fast_bf16_linear = True
@@ -155,8 +154,9 @@ def test_kernels_in_plain_torch_equal_a_full_forward(tmp_path: Path) -> None:
 def test_without_compiled_kernels_the_modules_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)
-    config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
+    monkeypatch.setattr(kernels_module, "_chosen", AUTO)  # restored after the test
+    folder = save_tiny_model("llama", tmp_path)
+    config = ExecutorConfig(model_path=folder, num_blocks=8, cpu_kernels=PLAIN)
 
     with caplog.at_level(logging.WARNING):
         executor = create_torch_executor(config)

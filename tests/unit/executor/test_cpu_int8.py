@@ -1,5 +1,5 @@
-"""The kernels for keys, values and weights in 8 bits and for weights in bfloat16, compared with
-torch for every instruction set of this machine.
+"""The CPU kernels for 8-bit keys, values and weights, and for bfloat16 weights, compared with torch
+for every instruction set of this machine.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.executor.config import INSTRUCTION_SETS
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from support.kernel_steps import Case, Step
 
-SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]
+SETS = [*filter(native.is_supported, INSTRUCTION_SETS), PLAIN]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 each_set = pytest.mark.parametrize("instructions", SETS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])

@@ -1,5 +1,5 @@
-"""Models in 8 bits on a CPU: how far they differ from float32, how much memory they take, and which
-of them are rejected.
+"""8-bit models on a CPU: how far they differ from float32, how much memory they take, and which are
+rejected.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def demo(quantization: str, kv_cache_dtype: str, dtype: str = "float32") -> Exec
 
 @torch.inference_mode()
 def logits_of(config: ExecutorConfig, token_ids: list[int]) -> Tensor:
-    """Return float32 logits [tokens, vocabulary], computed in a chunk of 100 tokens, then token by
-    token.
+    """Return float32 logits [tokens, vocabulary]. The first 100 tokens are computed in one chunk,
+    the others one by one.
     """
     model = load_configured(config)
     path = fused_of(config, model)

@@ -15,14 +15,21 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.executor.config import INSTRUCTION_SETS
+from penstock.executor.torch.cpu_kernels import kernels as kernels_module
 from penstock.executor.torch.cpu_kernels import native
-from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load, warn_without_kernels
+from penstock.executor.torch.cpu_kernels.kernels import (
+    AUTO,
+    PLAIN,
+    choose,
+    load,
+    warn_without_kernels,
+)
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
-from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from support.kernel_steps import DECODES_AND_CHUNKS, Case, Step
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]
+SETS = [*filter(native.is_supported, INSTRUCTION_SETS), PLAIN]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 each_set = pytest.mark.parametrize("instructions", SETS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
@@ -250,15 +257,16 @@ def test_the_greatest_logit_is_returned_and_an_invalid_row_reported(
     assert is_finite.tolist() == [True] * 5 + [False] * 4
 
 
-def test_the_environment_selects_the_kernels_and_an_invalid_name_is_rejected(
+def test_the_chosen_kernels_are_loaded_and_missing_ones_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)
-    assert not load().is_native
-    monkeypatch.delenv(KERNELS_VARIABLE)
+    monkeypatch.setattr(kernels_module, "_chosen", AUTO)
     assert load().instructions == SETS[0]
-    with pytest.raises(ValueError, match="PENSTOCK_CPU_KERNELS 'sse9'"):
-        load("sse9")
+    choose(PLAIN)
+    assert not load().is_native
+    monkeypatch.setattr(native, "load_library", lambda: None)
+    with pytest.raises(ValueError, match="cpu_kernels baseline does not run here"):
+        load("baseline")
 
 
 def test_without_a_shared_object_plain_torch_runs_with_one_log_line(

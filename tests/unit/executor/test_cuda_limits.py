@@ -1,5 +1,5 @@
-"""Limits of the CUDA path: the scratch memory of tiles, the scales of pages, and which settings for
-8 bits a GPU supports.
+"""Limits of the CUDA path: into how many parts short contexts are split, how keys and values are
+scaled to fp8, and which 8-bit formats a GPU supports.
 """
 
 from __future__ import annotations

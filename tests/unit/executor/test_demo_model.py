@@ -1,5 +1,5 @@
-"""The included model has consistent files, generates readable text, and generates the same text
-whatever other requests run.
+"""The included model has consistent files and generates readable text, which does not depend on the
+other requests in a batch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def test_chat_becomes_a_play_that_the_player_continues() -> None:
 
 
 def test_next_turn_extends_the_tokens_of_the_last_one() -> None:
-    """The next prompt begins with the last prompt, the reply and its end token."""
+    """The prompt of the next turn begins with the previous prompt, the reply and the reply's end
+    token.
+    """
     question = [{"role": "user", "content": "Who goes there?"}]
     reply = "A friend to this ground."
     first = render(question, add_generation_prompt=True)

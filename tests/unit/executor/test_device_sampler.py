@@ -1,4 +1,4 @@
-"""The device's sampler compared with the slow reference; without a GPU it runs in Triton's
+"""The GPU sampler compared with the slow numpy reference. Without a GPU, it runs in Triton's
 interpreter.
 """
 
@@ -32,7 +32,7 @@ WIDE = 34_000
 
 
 class DeviceCases:
-    """A device sampler to which the cases were admitted."""
+    """A `DeviceSampler` that has received the sampling options of admitted cases."""
 
     def __init__(self, seated: AdmittedCases, vocab_size: int = VOCAB) -> None:
         self.seated = seated
@@ -129,8 +129,8 @@ def test_all_ties_at_the_threshold_are_kept(top_k: int) -> None:
 
 
 def wide_logits(num_rows: int) -> torch.Tensor:
-    """Return bfloat16 logits [num_rows, WIDE]. The rows are flat, usual, peaked and constant in
-    turn.
+    """Return bfloat16 logits [num_rows, WIDE]. Four kinds of rows alternate: flat, usual, peaked
+    and constant.
     """
     random = np.random.default_rng(5)
     scales = np.resize([0.5, 2.0, 6.0, 0.0], num_rows)[:, None]

@@ -1,5 +1,5 @@
-"""How the memory of the eager path is measured. The tests run on a CPU, with a counter of peak host
-memory.
+"""How the memory of the eager path is measured. The tests run on a CPU and replace the function
+that measures peak memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu_kernels.kernels import PLAIN
+from penstock.executor.torch.cpu_kernels import kernels
+from penstock.executor.torch.cpu_kernels.kernels import AUTO, PLAIN
 from penstock.executor.torch.eager_memory import eager_step_bytes
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_model
 from penstock.executor.torch.module_forward import eager_path
 from penstock.executor.torch.step_forward import StepForward
-from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, save_tiny_model
 
 MAX_NUM_SEQS, BUDGET = 6, 200
@@ -29,8 +29,8 @@ MAX_NUM_SEQS, BUDGET = 6, 200
 def measure(
     folder: Path, peak_of: Callable[[Callable[[], Any]], int]
 ) -> tuple[int, list[weakref.ref[StepForward]]]:
-    """Return the bytes measured for a step of the eager path, and weak references to the forwards
-    that the measurement created.
+    """Call `eager_step_bytes` with this `peak_of`. Return the number of bytes, and a weak reference
+    to each `StepForward` that was created.
     """
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
@@ -52,11 +52,11 @@ def measure(
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "gemma3"])
-@pytest.mark.parametrize("kernels", ["", PLAIN])
+@pytest.mark.parametrize("chosen", [AUTO, PLAIN])
 def test_the_measured_step_is_a_whole_one_and_leaves_nothing(
-    kernels: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KERNELS_VARIABLE, kernels)
+    monkeypatch.setattr(kernels, "_chosen", chosen)
 
     def peak_of(run: Callable[[], Any]) -> int:
         step = run()

@@ -1,5 +1,5 @@
-"""After its first launch a kernel is launched directly, without Triton's launcher. The tests run on
-CUDA or in Triton's interpreter.
+"""After the first launch of its kernel, `FixedKernel` launches it directly, without Triton's
+launcher. The tests run on CUDA or in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def expected(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_every_launch_has_its_own_tensors_and_numbers(first: int) -> None:
-    """This also holds after a launch with another number of rows, and for an unaligned address."""
+    """The launches differ in the number of rows, in `eps`, and in the alignment of the input's
+    address.
+    """
     kernel = norm_kernel()
     for offset, rows, eps in ((first, 2, 1.0), (0, 5, 0.1), (1, 1, 2.0), (0, 3, 0.0)):
         x = torch.randn(rows * WIDTH + offset, device=DEVICE)[offset:].view(rows, WIDTH)
@@ -66,7 +68,7 @@ def test_later_launches_are_direct() -> None:
 
 
 class SpecialisedKernel:
-    """A kernel that has one of its integers compiled in."""
+    """A kernel with an integer parameter that Triton may compile in as a constant."""
 
     params = tuple(SimpleNamespace(name=name, do_not_specialize=False) for name in ("x", "count"))
 

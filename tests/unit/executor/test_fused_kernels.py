@@ -1,4 +1,6 @@
-"""The fused step's kernels against plain float32, on CUDA or in Triton's interpreter."""
+"""The fused step's kernels compared with a float32 reference, on CUDA or in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,8 @@ LENGTHS = [0, 37, 15, 16] if IS_INTERPRETED else [0, 37, 15, 16, 640, 8000, 2049
 
 
 def tolerance(case: Case) -> float:
-    """Return the tolerated relative error. It is larger for fp8 pages, where the reference may
-    round rotated keys differently.
+    """Return the tolerated relative error. It is larger for fp8 pages: a kernel and the reference
+    may round a rotated key to different fp8 values.
     """
     if case.page_dtype is None:
         return TOLERANCE[case.dtype]

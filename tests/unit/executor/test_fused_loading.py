@@ -1,5 +1,5 @@
-"""How the fused step is built: what happens if that fails, how much memory is reserved, and how
-checkpoints in 8 bits are loaded.
+"""The construction of the fused step: failures, the memory that is reserved, and 8-bit
+checkpoints.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_pages_leave_room_for_the_largest_step_and_the_graphs(
 
 
 class _CheckedError(Exception):
-    """Raised to end the build after the comparisons of logits."""
+    """Raised to stop the construction of the fused step after both comparisons of logits."""
 
 
 @pytest.mark.skipif(
@@ -124,8 +124,8 @@ class _CheckedError(Exception):
 def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The weights have one scale per tensor. They would change if they were quantised again with
-    one scale per channel.
+    """The checkpoint has one scale per tensor. Quantising it again, with one scale per channel,
+    would change the weights.
     """
     folder = save_quantised_model(
         "llama", tmp_path, form="modelopt", kind="int8", num_hidden_layers=1

@@ -1,4 +1,4 @@
-"""Products of packed matrices access no memory outside their matrices."""
+"""Kernels that multiply packed matrices access no memory outside these matrices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.executor.config import INSTRUCTION_SETS
 from penstock.executor.torch.cpu_kernels import native
 
 PROGRAM = Path(__file__).parents[2] / "sanitize/guard_pages.py"
-SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS)]
+SETS = [*filter(native.is_supported, INSTRUCTION_SETS)]
 
 
 @pytest.mark.skipif(not SETS, reason="no compiled kernels here")

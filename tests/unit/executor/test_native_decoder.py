@@ -1,4 +1,4 @@
-"""All layers in one call give the same bits as the same layers operator by operator."""
+"""One native call that computes all layers returns the same bits as a call per operator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import numpy as np
 import torch
 
-from penstock.executor.config import ExecutorConfig
+from penstock.executor.config import INSTRUCTION_SETS, ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import CpuFusedForward
 from penstock.executor.torch.cpu.fused_model import join_model, pack_model
 from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import load
-from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.cpu_kernels.native import NativeKernels, is_supported
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
@@ -93,8 +93,8 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
 def _logits(
     config: ExecutorConfig, instructions: str, *, is_int8: bool, whole: bool
 ) -> torch.Tensor:
-    """Return the logits after a first chunk and after one further token of each sequence.
-    `whole`: compute all layers in one native call.
+    """Return the logits after a first chunk and after one further token of each sequence. If
+    `whole`, one native call computes all layers.
     """
     kernels = load(instructions)
     assert isinstance(kernels, NativeKernels)

@@ -15,15 +15,15 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cpu_kernels import native_sampling
-from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, is_supported
+from penstock.executor.config import INSTRUCTION_SETS
+from penstock.executor.torch.cpu_kernels import kernels, native_sampling
+from penstock.executor.torch.cpu_kernels.native import is_supported
 from penstock.executor.torch.cpu_kernels.native_sampling import (
     SAMPLING_OPTIONS,
     choose_greatest,
     draw_rows,
 )
 from penstock.executor.torch.inverse_cdf import draw, draw_truncated
-from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from penstock.executor.torch.truncation import Truncation
 
 NUM_ROWS = 200
@@ -32,10 +32,10 @@ NUM_ROWS = 200
 @pytest.fixture(autouse=True, params=[*filter(is_supported, INSTRUCTION_SETS)])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run the test with each instruction set of this processor."""
-    monkeypatch.setenv(KERNELS_VARIABLE, request.param)
+    monkeypatch.setattr(kernels, "_chosen", request.param)
     native_sampling._functions.cache_clear()
-    kernels, _ = native_sampling._loaded()
-    assert kernels.instructions == request.param
+    chosen, _ = native_sampling._loaded()
+    assert chosen.instructions == request.param
     yield
     native_sampling._functions.cache_clear()
 

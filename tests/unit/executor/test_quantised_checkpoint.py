@@ -1,4 +1,4 @@
-"""Checkpoints in 8 bits are read as they are stored; rejections name what is not supported."""
+"""How 8-bit checkpoints are read, and errors that name what is not supported."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_the_fused_step_takes_weights_and_scales_as_they_are_stored(
 
 
 def test_weights_in_another_format_are_quantised_from_wide_ones(tmp_path: Path) -> None:
-    """In the first layer all weights are in fp8; in the second, one of three joined
-    weights is not.
+    """All weights of layer 0 are stored in fp8. In layer 1, one of the three weights that are
+    joined is stored in bfloat16.
     """
     save_quantised_model("llama", tmp_path, form="modelopt")
     stored = load_tensors(tmp_path)

@@ -19,8 +19,8 @@ from unit.executor.host_queue import HostQueue
 
 @pytest.fixture
 def batch() -> Batch:
-    """Provide a batch of a decode in slot 2 and a chunk in slot 0 that comes after 8 cached tokens.
-    Blocks have 4 tokens.
+    """Provide a batch with a decode in slot 2 and a prefill chunk in slot 0, which follows 8 cached
+    tokens. Blocks have 4 tokens.
     """
     arrays = SlotArrays(num_slots=3, max_seq_len=20, block_size=4)
     arrays.token_ids[:] = np.arange(60).reshape(3, 20)
@@ -50,8 +50,8 @@ def test_a_packed_step_holds_every_token_and_where_it_goes(batch: Batch) -> None
 def test_blocks_of_cached_tokens_are_sent_to_the_block_table_of_the_device(
     batch: Batch,
 ) -> None:
-    """Each block of cached tokens is sent with its index in the device's block table, whose width
-    differs from that of the scheduler's table.
+    """Each block is sent with its flat index in the device's block table. The rows of this table
+    are wider than those of the scheduler's table.
     """
     rows = staging().stage_packed(batch, tokens_per_tile=4, table_width=11)
 

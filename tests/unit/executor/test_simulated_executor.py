@@ -1,5 +1,5 @@
-"""The simulated device without an engine: the results of steps, wrong batches that it rejects, and
-requests that fail.
+"""The simulated executor driven without an engine: results of steps, rejected batches, and requests
+that fail.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class StepLauncher:
         self._released.append(slot)
 
     def launch(self, *rows: tuple[int, int, int], sampled: tuple[int, ...] | None = None) -> None:
-        """Launch a step of `rows`, decodes first; each row is (slot, position of its first token,
-        number of tokens). All rows are sampled, or only those of the slots in `sampled`.
+        """Launch a step of `rows`, decodes first. Each row is (slot, position of its first token,
+        number of tokens). All rows are sampled unless `sampled` lists the slots to sample.
         """
         self._step += 1
         changes = {} if sampled is None else {"sampled_slots": np.array(sampled, dtype=np.int32)}

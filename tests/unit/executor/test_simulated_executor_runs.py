@@ -1,5 +1,5 @@
-"""The limits of the simulated executor, the time that its steps take, and its end, under an engine
-or in its own process.
+"""The limits, step times and shutdown of the simulated executor, in an engine or in its own
+process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build(
 
 
 def engine_of(executor: SimulatedExecutor, *, max_tokens: int) -> Engine:
-    """Return an engine that has one request, with three prompt tokens."""
+    """Return an engine with one request, whose prompt has three tokens."""
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     prompt = np.array([5, 6, 7], dtype=np.int32)
     engine.submit((RequestSpec(key=1, request_id="a", prompt_ids=prompt, max_tokens=max_tokens),))

@@ -1,4 +1,4 @@
-"""On which inputs a token of the simulated executor depends."""
+"""Which inputs determine the tokens that the simulated executor generates."""
 
 from __future__ import annotations
 

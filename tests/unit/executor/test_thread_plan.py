@@ -1,4 +1,4 @@
-"""How many compute threads there are, how they wait, and when one thread computes a layer alone."""
+"""The number of compute threads, how they wait, and when a single thread computes a layer."""
 
 from __future__ import annotations
 

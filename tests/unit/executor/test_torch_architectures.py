@@ -1,4 +1,4 @@
-"""A sample of the architecture sweep, which checks all model types."""
+"""A part of the architecture sweep. The whole sweep checks all model types."""
 
 from __future__ import annotations
 

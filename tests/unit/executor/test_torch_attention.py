@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.executor.config import INSTRUCTION_SETS
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.executor import keep_freed_memory
@@ -51,7 +52,9 @@ def test_groups_cover_all_rows_and_no_cheaper_uniform_cut_exists(
 
 
 class Paged:
-    """Requests with random keys and values in shuffled pages of one layer."""
+    """Requests with random keys and values, and paged attention over shuffled pages of
+    one layer.
+    """
 
     def __init__(
         self, lengths: Sequence[int], dtype: torch.dtype, offset: float, kernels: str = PLAIN
@@ -82,8 +85,8 @@ class Paged:
     def run(
         self, rows: Sequence[tuple[int, int, int]], query: torch.Tensor, scoring: Scoring
     ) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-        """Compute the attention of one step; return it in packed order, and the (slot, position) of
-        each token.
+        """Compute the attention of one step. Each row is (slot, position of its first token, number
+        of tokens). Return the outputs in packed order, and the (slot, position) of each token.
         """
         step = StepInputs(
             batch_of(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0
@@ -101,7 +104,7 @@ class Paged:
     def exact(
         self, slot: int, position: int, query: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Return the attention [Hq, D] of one token, computed in float64."""
+        """Return the attention output [Hq, D] of one token, computed in float64."""
         first = max(0, position + 1 - scoring.window) if scoring.window else 0
         keys = self.keys[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
         values = self.values[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
@@ -127,7 +130,7 @@ SCORINGS = {
 
 # PLAIN: tensor operations. Instruction sets by themselves: test_cpu_kernels.py.
 each_way = pytest.mark.parametrize(
-    "kernels", [PLAIN, *filter(native.is_supported, native.INSTRUCTION_SETS)][:2]
+    "kernels", [PLAIN, *filter(native.is_supported, INSTRUCTION_SETS)][:2]
 )
 
 
@@ -258,7 +261,9 @@ def test_freed_memory_is_kept_where_glibc_allocates() -> None:
 
 
 class LargestTemporary(TorchDispatchMode):
-    """A context manager that records the bytes of the largest tensor that an operator allocates."""
+    """A context manager that records the size, in bytes, of the largest tensor that an operator
+    allocates.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

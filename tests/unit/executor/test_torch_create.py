@@ -1,4 +1,4 @@
-"""Which device the torch executor uses, and which index of a GPU its messages have."""
+"""Which device the torch executor uses, and which GPU index its messages contain."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ def test_a_poisoned_request_fails_alone_without_later_effects(
 
 @pytest.fixture(scope="module")
 def overflowing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a model in whose last layer the value of POISON overflows; its key and all other
-    values are finite.
+    """Provide a model whose last layer computes an overflowing value for token POISON. The key of
+    this token and all other values are finite.
     """
     module: Any = AutoModelForCausalLM.from_pretrained(folder)
     layers = module.model.layers

@@ -1,8 +1,8 @@
 """If a step of the torch executor raises, the request that causes it fails, and the others
 continue.
 
-Every step mixes decode rows and prefill chunks. Greedy output must equal the naive model's,
-whichever parts of the step were run again.
+The steps mix decode rows and prefill chunks. The greedy output of the other requests must equal the
+naive model's, whichever parts of a failed step are run again.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
 def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
     folder: Path, naive: NaiveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Editing the logits of the row raises, as a broken bias would; the forward pass does not."""
+    """The edits of one row's logits raise, as they would for an invalid logit bias. The forward
+    pass does not raise.
+    """
 
     def broken(edits: LogitEdits, logits: torch.Tensor, slots: np.ndarray) -> None:
         keys = edits.arrays.key[slots]

@@ -196,25 +196,29 @@ def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
 
 
 def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Add a number for the token's index in the input, as a model does that ignores `positions`."""
+    """Add a number that depends on the token's index in the input, as in a model that ignores
+    `positions`.
+    """
     return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
 
 
 def scale_by_longest(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Scale by the largest position of the input, as dynamic rotary embeddings do: a long sequence
-    changes all others.
+    """Scale by the largest position in the input, as dynamic rotary embeddings do. A long sequence
+    then changes all others.
     """
     return hidden * (1 + positions.max() / 100)
 
 
 def bound_experts(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Drop tokens beyond the 20th of the input, as experts with a limited capacity do."""
+    """Set the hidden states of all tokens after the first 20 of the input to zero, as experts with
+    a limited capacity do.
+    """
     kept = torch.arange(hidden.shape[1])[None, :, None] < 20
     return hidden * kept
 
 
 def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Change tokens of later chunks, as a state that restarts at each chunk does."""
+    """Change tokens of later chunks, as a recurrent state that is reset at each chunk does."""
     first = torch.arange(hidden.shape[1])[None] - positions
     is_cut = (first[..., None] < 0) & (positions[..., None] < 20)
     return hidden + is_cut
@@ -288,7 +292,7 @@ META = torch.device("meta")
 
 
 def layers(count: int) -> nn.Module:
-    """Return `count` layers whose weights have one GiB each, but share one byte of memory."""
+    """Return `count` layers with 1 GiB of weights each. All weights share one byte of memory."""
     row = torch.empty(1, dtype=torch.uint8).expand(GIB)
     parts = [nn.ParameterList([nn.Parameter(row, requires_grad=False)]) for _ in range(count)]
     return nn.ModuleList(parts)

@@ -1,5 +1,5 @@
-"""How many pages a device gets: the number is computed from free memory or set, and rejected if the
-memory is too small.
+"""The number of KV cache blocks on a device: it is computed from free memory or set by the user,
+and rejected if the memory is too small.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MIB = 1 << 20
 
 
 def blocks(free_mib: int, step_mib: int = 0, max_seq_len: int = 100_000, **fields: Any) -> int:
-    """Return the number of blocks of one MiB on a device with `free_mib` free in addition to the
-    health probe's blocks and the margin of 1 GiB.
+    """Return the number of 1 MiB blocks on a device. Its free memory is `free_mib` MiB more than
+    the health probe's blocks and the margin of 1 GiB.
     """
     config = ExecutorConfig(model_path=Path("/m"), device="cuda", **fields)
     return num_device_blocks(

@@ -1,4 +1,4 @@
-"""When the logits of a fused step are accepted as equal to the model's."""
+"""When the logits of a fused step count as equal to the model's."""
 
 from __future__ import annotations
 

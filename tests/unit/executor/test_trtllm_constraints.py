@@ -1,5 +1,5 @@
-"""How the TensorRT-LLM executor checks constraints: the regular expressions for choices, the limit
-of one check at a time for each tenant, and the processes that run the checks.
+"""How the TensorRT-LLM executor checks constraints: the regular expression for a choice, the limit
+of one check at a time per tenant, and the processes that run the checks.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def test_a_choice_regex_has_no_groups() -> None:
 
 
 class Grammar:
-    """A compiler that blocks until it is released. `begun`: the texts that it began to compile, in
-    order.
+    """A stand-in for a grammar compiler, which blocks until it is released. `begun`: the regular
+    expressions whose compilation began, in order.
     """
 
     begun: list[str]

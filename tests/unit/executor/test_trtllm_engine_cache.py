@@ -1,4 +1,4 @@
-"""A malformed manifest of a cached engine is detected as damage, and an intact engine has none."""
+"""A malformed manifest of a cached engine counts as damage. An intact engine has no damage."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How our settings become arguments of the vendor's constructor: under which names, in which
-classes, and which are rejected.
+"""How settings become arguments of TensorRT-LLM's `LLM`: their names and classes, and which
+settings are rejected.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def without(package: Package, *names: str) -> Package:
 
 
 def with_classes(package: Package, **classes: Any) -> Package:
-    """Return the package with all its classes in one module, where `classes` replace those of the
-    same name; None removes a class.
+    """Return `package` with all its classes in one module. `classes` replaces classes by name; None
+    removes a class.
     """
     module = types.ModuleType("tensorrt_llm.llmapi")
     for found in reversed(package.modules):

@@ -1,4 +1,6 @@
-"""The event loop runs all calls of the engine, and blocking calls run outside it."""
+"""Calls of the engine run in the event loop's thread. Blocking calls, such as the engine's start,
+run in a worker thread.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How the installed TensorRT-LLM is examined, when it is rejected, and that the variables of an MPI
-job are removed.
+"""How the installed TensorRT-LLM is examined, when it is rejected, and how the variables of an MPI
+job are removed from the environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unit.executor.trtllm_recorder import recording_package
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Put a package `tensorrt_llm`, which consists of this source alone, on the import path."""
+    """Put a package `tensorrt_llm` on the import path, with `source` as its only file."""
     package = folder / "tensorrt_llm"
     package.mkdir()
     (package / "__init__.py").write_text(source)

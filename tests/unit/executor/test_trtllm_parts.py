@@ -1,5 +1,5 @@
-"""Parts of the TensorRT-LLM executor without an engine: how slots and pages are accounted for, how
-requests are handed over, and how results and errors are read.
+"""Parts of the TensorRT-LLM executor without an engine: the accounting of slots and pages, the
+queue of responses, and how results and errors are read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""How a request becomes arguments of the engine, by every rule of the mapping, and which requests
-are rejected.
-"""
+"""How a request becomes arguments of the engine, and which requests are rejected."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def test_a_plain_request_passes_these_arguments_and_no_others() -> None:
 
 
 def test_token_ids_are_pythons_own_integers() -> None:
-    """numpy's integers would be pickled one by one, each as an object."""
+    """A list of numpy integers would be pickled as one object per token."""
     inputs = arguments(spec(), [8])["inputs"]
     assert type(inputs) is list
     assert {type(token) for token in inputs} == {int}
@@ -143,7 +141,9 @@ def test_without_stops_the_engine_ignores_the_end_and_asks_no_tokenizer() -> Non
 
 
 def test_the_models_own_end_is_the_end_id_and_the_others_are_stop_ids() -> None:
-    """The front puts end-of-sequence ids last, and the engine suppresses only its `end_id`."""
+    """The front appends the model's end-of-sequence ids last. Before `min_tokens`, the engine
+    suppresses only its `end_id`.
+    """
     made = params(spec(stop_ids=(30, 31, 2)))
     assert (made["end_id"], made["stop_token_ids"], made["ignore_eos"]) == (2, [30, 31], False)
 

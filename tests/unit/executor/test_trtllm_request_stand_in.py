@@ -1,4 +1,6 @@
-"""Requests built from the stand-in's classes, which validate arguments as the real ones do."""
+"""Requests built with stand-ins of TensorRT-LLM's classes, which validate arguments as the real
+classes do.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ needs_torch = pytest.mark.skipif(
 
 
 def engine(folder: Path) -> RequestMapping:
-    """Return the request mapping of an engine with every optional feature and one LoRA adapter, in
-    `folder`.
+    """Return the request mapping of an engine with every optional feature and one LoRA adapter,
+    whose files are in `folder`.
     """
     adapters = LoraSettings(adapters=(AdapterConfig(name="law", path=folder, id=1),))
     return RequestMapping(replace(FULL, lora_config=adapters), load_package(), VOCAB)
@@ -80,8 +82,8 @@ def test_an_adapter_without_its_folder_is_rejected_at_the_start(tmp_path: Path) 
 
 @pytest.mark.parametrize("later_stops", [(), (4095,)], ids=["end id", "stop id"])
 def test_the_stand_in_stops_at_our_end_ids(tmp_path: Path, later_stops: tuple[int, ...]) -> None:
-    """The end id, which is the last of `stop_ids`, ends the output as any other stop id does; the
-    output contains that token.
+    """The last of `stop_ids` becomes the engine's end id. Like any other stop id, it ends the
+    output and is contained in it.
     """
     harness = TrtllmHarness(tmp_path, is_free=True)
     prompt = [5, 6, 7]

@@ -39,11 +39,11 @@ def test_statistics_are_read() -> None:
 
 
 def pushing_llm(opened: list[int], revived: list[int]) -> Any:
-    """Return an engine whose iterators of statistics end early: the first, third, fifth and so on
-    after one iteration, the others at once.
+    """Return an engine whose statistics iterators end early: those with odd numbers after one
+    iteration, the others at once.
 
-    `opened` gets the number of each iterator that is opened; `revived` gets the number of the last
-    one at each call of `mark_undone`.
+    `opened` gets the number of each iterator that is opened, from 1 on. `revived` gets the number
+    of the newest iterator at each call of `mark_undone`.
     """
 
     class Pushed:

@@ -1,4 +1,4 @@
-"""The torch executor on a CPU, by either of its paths."""
+"""Creates the torch executor on a CPU with its eager or its fused path."""
 
 from __future__ import annotations
 

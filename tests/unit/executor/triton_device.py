@@ -1,5 +1,5 @@
-"""The device on which tests run Triton kernels: the GPU, or the CPU if there is none. The kernels
-then run in Triton's interpreter, which conftest enables.
+"""The device on which tests run Triton kernels: the GPU, or the CPU if there is none. On the CPU
+the kernels run in Triton's interpreter, which conftest enables.
 """
 
 from __future__ import annotations

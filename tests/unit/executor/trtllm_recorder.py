@@ -20,7 +20,7 @@ GENERATE_ARGUMENTS = frozenset(
 
 @dataclass(eq=False)
 class RecordedArguments:
-    """An object with the arguments that its constructor got."""
+    """The keyword arguments of a call of a `Recorder`."""
 
     arguments: dict[str, Any]
 
@@ -32,7 +32,7 @@ class RecordedArguments:
 
 
 class Recorder:
-    """Stands for a class whose constructor accepts only the keywords `names`."""
+    """Stands for a class. A call returns its arguments, and may have only the keywords `names`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.__signature__ = inspect.Signature(
@@ -52,8 +52,8 @@ def recording_package(
     honours_penalties: bool = False,
     version: str = "1.2.0",
 ) -> Package:
-    """Return a package of `version` whose `generate_async` and sampling parameters accept the given
-    arguments.
+    """Return a package of `version`. Its `generate_async` accepts `generate_arguments`, and its
+    sampling parameters accept `sampling_fields`.
     """
 
     def recorder(name: str) -> Any:

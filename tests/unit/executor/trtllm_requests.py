@@ -1,4 +1,4 @@
-"""Request specs, and the arguments that the request mapping makes of them for the engine."""
+"""Creates request specs, and the engine's arguments that the request mapping derives from them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def spec(prompt: list[int] | None = None, **changes: Any) -> RequestSpec:
 def arguments(
     asked: RequestSpec, output: list[int] | None = None, engine: RequestMapping | None = None
 ) -> dict[str, Any]:
-    """Return the arguments that the engine gets for a request. `output`: tokens
-    generated before.
+    """Return the engine's arguments for a request that has already generated the tokens
+    `output`.
     """
     tokens = np.concatenate([asked.prompt_ids, np.array(output or [], dtype=np.int32)])
     return (engine or mapping()).arguments(asked, tokens)

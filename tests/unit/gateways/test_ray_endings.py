@@ -17,8 +17,8 @@ from penstock.gateway.ray.ending_carrier import (
 
 @pytest.fixture
 def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """Install empty modules in place of those of Ray Serve; return them by the last part of their
-    names.
+    """Install empty modules in place of those of Ray Serve; return them by the last component of
+    their names.
     """
     names = (
         *("ray", "ray.serve", "ray.serve._private"),

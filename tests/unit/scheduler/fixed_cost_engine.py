@@ -1,6 +1,7 @@
-"""An engine in virtual time over a simulated machine whose cost coefficients it knows.
+"""An engine on a simulated executor in virtual time. The engine is given the executor's exact cost
+coefficients.
 
-Runs the engine and records what its clients receive; does not check the results.
+The engine's events are recorded per request. The tests check them.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ MAX_STEPS = 3000
 
 
 class FixedCostEngine:
-    """An engine and the records of its requests.
+    """An engine, and the queue positions, admissions and ends of its requests.
 
     Deadlines and time limits of requests are given relative to the current time. All prompts are
-    prefixes of one text. `is_settled`: the engine has confirmed its cost coefficients. Output
-    lengths are predicted by their certain bounds alone, unless `min_deadline_chance` is given.
+    prefixes of one token sequence. `is_settled`: observed steps have confirmed the cost
+    coefficients. Unless `min_deadline_chance` is given, the predicted output length is
+    `min_tokens`.
     """
 
     def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
@@ -66,7 +68,7 @@ class FixedCostEngine:
         return make_spec(key, [i % 90 for i in range(num_prompt)], **options)
 
     def request(self, key: int, num_prompt: int, **options: Any) -> Request:
-        """Return a request of the scheduler without submitting it."""
+        """Return a `Request` of the scheduler without submitting it."""
         spec = self.spec(key, num_prompt, **options)
         return Request(
             spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)
@@ -102,7 +104,7 @@ class FixedCostEngine:
         return end
 
     def run_until(self, at_s: float) -> None:
-        """Run steps until that time."""
+        """Run steps until the clock reaches `at_s`, in seconds."""
         while self.clock() < at_s:
             assert self.engine.has_work
             self.step()

@@ -1,4 +1,4 @@
-"""How long blocks are kept by references of requests, by retention and by sessions."""
+"""How long references of requests, retention and sessions keep blocks in the cache."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def pool_of(num_blocks: int, *, most: int = 100, each: int = 100, ttl_s: float =
 
 
 def named(pool: BlockPool, count: int) -> list[int]:
-    """Allocate and register `count` blocks; return them."""
+    """Allocate `count` blocks and register them as cached; return them."""
     blocks: list[int] = pool.allocate(count).tolist()
     for block in blocks:
         pool.register(block, name(block))
@@ -45,7 +45,9 @@ def levels(pool: BlockPool, blocks: list[int]) -> list[int | None]:
 
 
 def evicted(pool: BlockPool, blocks: list[int]) -> list[int]:
-    """Evict all of `blocks` by allocating; return them in the order of their eviction."""
+    """Allocate blocks until all of `blocks` are evicted; return `blocks` in the order of their
+    eviction.
+    """
     order: list[int] = []
     while set(blocks) - set(order):
         (block,) = pool.allocate(1).tolist()

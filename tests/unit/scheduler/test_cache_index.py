@@ -1,5 +1,5 @@
-"""What a watch of the index of cached blocks reports, and that the index records nothing without
-subscribers.
+"""What a watch of the index of cached blocks reports. Without a watch, the index records
+nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BLOCK = 16
 
 
 def chain(salt: bytes, num_blocks: int, first: int = 0) -> tuple[tuple[bytes, ...], bytes]:
-    """Return the digests of a chain of blocks, and the tokens of the chain as bytes. The token ids
-    are consecutive from `first` on.
+    """Return the digests of a chain of blocks, and its tokens as bytes. The token ids count up from
+    `first`.
     """
     tokens = np.arange(first, first + num_blocks * BLOCK, dtype=np.int32)
     return hash_blocks(tokens, BLOCK, chain_root(salt)), tokens.tobytes()

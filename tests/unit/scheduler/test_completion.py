@@ -1,5 +1,5 @@
-"""Deadlines of whole outputs, predicted from the lengths of earlier outputs, at arrival
-and later.
+"""Whether the whole output of a request will meet its deadline, predicted from the lengths of
+earlier outputs at arrival and later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from unit.scheduler.fixed_cost_engine import COST, FixedCostEngine
 
 
 def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> FixedCostEngine:
-    """Return a site that has observed `num` outputs of this length; its decode steps take 10 ms."""
+    """Return an engine that has observed `num` outputs of `lengths` tokens each. Its decode steps
+    take 10 ms.
+    """
     site = FixedCostEngine(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
@@ -28,7 +30,7 @@ def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) 
 
 
 def decode_alone(site: FixedCostEngine) -> None:
-    """Run one request for four seconds, in which the time between two tokens is 10 ms."""
+    """Run a single request for four seconds, at 10 ms per output token."""
     site.submit(900_000, 1, max_tokens=400)
     site.run()
 
@@ -173,7 +175,9 @@ def test_the_number_of_new_tenants_admitted_without_prediction_is_limited() -> N
 
 
 def test_a_request_of_a_new_tenant_runs_until_its_deadline() -> None:
-    """Another tenant's output lengths neither drop the request at admission nor end it early."""
+    """The request is neither dropped at admission nor ended early because of another tenant's
+    output lengths.
+    """
     site = site_with(300, tenant="hog", num=600)
     for key in (1, 2):
         site.submit(key, 1, tenant="new", max_tokens=400, deadline_s=2.5)
@@ -198,7 +202,9 @@ def test_a_running_request_with_only_its_limit_is_no_sample_of_lengths() -> None
 
 
 def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
-    """A burst may wait. If a queue is permanent, the next request is rejected at once."""
+    """After a burst, a request that may be late can still wait. If the queue is permanent, the
+    request is rejected at once.
+    """
     for is_standing in (False, True):
         site = FixedCostEngine(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths
@@ -292,7 +298,7 @@ def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late
 
 
 def noted(site: FixedCostEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """Return a list to which everything that the slowdown records from now on is appended."""
+    """Return a list to which every further call of `Slowdown.note` appends its arguments."""
     notes: list[dict[str, float]] = []
     note = site.engine.completion.slowdown.note
 

@@ -1,4 +1,6 @@
-"""The load that delays a request of a tenant under its share, and when the request is rejected."""
+"""Which load counts when a deadline is predicted for a tenant under its share, and when its request
+is rejected.
+"""
 
 from typing import Any
 
@@ -11,8 +13,8 @@ from unit.scheduler.fixed_cost_engine import FixedCostEngine
 
 
 def flooded(num_prompts: int = 4, **options: Any) -> FixedCostEngine:
-    """Return an engine in which one tenant has all four slots, the last of them in prefill. Prompts
-    after the fourth wait.
+    """Return an engine in which one tenant has all four slots. The request in the last slot is
+    still in prefill, and further prompts wait.
     """
     site = FixedCostEngine(**options)
     for key in range(1, num_prompts + 1):

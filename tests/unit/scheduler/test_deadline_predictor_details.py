@@ -19,7 +19,9 @@ ALONE_S = 0.11
 
 
 def set_bias(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """Set the measured bias of predictions to -`error`: predictions are too long by this share."""
+    """Set the measured bias of predictions to -`error`: predicted times are too long by this
+    fraction.
+    """
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
@@ -124,7 +126,7 @@ def test_nothing_is_predicted_for_a_distant_deadline(
 
 
 def fill_queue(site: FixedCostEngine) -> None:
-    """Submit five prompts of another tenant, which wait."""
+    """Queue five prompts of another tenant."""
     for key in range(1, 6):
         site.submit(key, 100, max_tokens=1, tenant="others")
 

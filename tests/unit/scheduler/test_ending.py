@@ -1,4 +1,6 @@
-"""Every end of a request in every state, rejections, and invalid results of an executor."""
+"""How requests end in every state, which are rejected, and which results of an executor are
+invalid.
+"""
 
 import numpy as np
 import pytest
@@ -165,7 +167,7 @@ def test_siblings_are_all_accepted_or_all_rejected() -> None:
 
 
 class ScriptedExecutor(NullExecutor):
-    """An executor whose results a test may replace before they are collected."""
+    """An executor whose latest result a test may replace before it is collected."""
 
     def replace(self, result: StepResult) -> None:
         self.results[-1] = result

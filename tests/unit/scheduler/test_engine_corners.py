@@ -21,7 +21,9 @@ BLOCK_SIZE = 2
 
 
 def engine_of(*faults: Fault) -> Engine:
-    """Return an engine at second 1 whose steps take one second each."""
+    """Return an engine whose clock starts at 1 s. Its executor has these faults, and each step
+    takes 1 s.
+    """
     clock = VirtualClock(1.0)
     cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
     simulated = SimulatedConfig(vocab_size=50, is_strict=True, cost=cost, faults=faults)

@@ -1,6 +1,4 @@
-"""Plans and results alternate: the next step is launched before the result of the last one is
-taken, and no step is skipped.
-"""
+"""The engine launches steps and collects their results in a fixed order, and skips no step."""
 
 import pytest
 
@@ -12,7 +10,7 @@ from support.core import FakeClock, NullExecutor, make_info, make_spec, run_unti
 
 
 class WatchedExecutor(NullExecutor):
-    """Records its calls: the number of each launched step, and -1 for each collected result."""
+    """Records the number of each launched step, and -1 for each collected result."""
 
     def __init__(self, info: ExecutorInfo) -> None:
         super().__init__(info)
@@ -29,6 +27,9 @@ class WatchedExecutor(NullExecutor):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_next_plan_is_with_the_executor_before_the_last_result_is_taken(depth: int) -> None:
+    """The engine launches as many steps as the pipeline is deep. From then on it collects one
+    result before each launch.
+    """
     executor = WatchedExecutor(make_info(pipeline_depth=depth))
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock())
     for key, num_prompt in ((1, 5), (2, 40), (3, 9)):

@@ -1,4 +1,6 @@
-"""The order by tenant service, deadline and age, and which requests may pass others."""
+"""The fair order of requests by tenant service, deadline and age, and which requests may overtake
+others.
+"""
 
 import functools
 from collections.abc import Sequence

@@ -45,10 +45,10 @@ def test_old_hits_lose_weight() -> None:
 
 
 def hits_of_conversations(order: EvictionOrder | None, num_common: int = 0) -> float:
-    """Return the share of blocks that were found in the pool, over prompts that occur once and rare
+    """Return the prefix cache hit rate, in blocks, over prompts that occur once and infrequent
     turns of two conversations.
 
-    All prompts begin with the same `num_common` blocks, which are left out of the share.
+    All prompts begin with the same `num_common` blocks, which do not count.
     """
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0

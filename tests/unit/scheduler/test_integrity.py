@@ -23,8 +23,8 @@ NUM_BLOCKS = 4 * check_pieces.PIECE
 
 
 def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
-    """Return an idle engine with free blocks, blocks that are cached at two levels, and blocks that
-    a session holds.
+    """Return an idle engine with free blocks, blocks that are cached at two retention levels, and
+    blocks that a session holds.
     """
     engine, _ = make_engine(
         num_blocks=NUM_BLOCKS,
@@ -47,7 +47,7 @@ def serve(engine: Engine, key: int, num_prompt: int, **fields: Any) -> None:
 
 
 def check_in_pieces(engine: Engine) -> int:
-    """Run a whole check in pieces; return how many there were."""
+    """Run a whole integrity check in pieces; return the number of pieces."""
     num_pieces = 1
     while not engine.check_next_piece():
         num_pieces += 1
@@ -240,7 +240,9 @@ def test_a_fault_of_the_rest_is_found_in_pieces() -> None:
 
 
 def check_in_short_pauses(engine: Engine, num_pieces: int) -> None:
-    """Check `num_pieces` pieces between any two steps, which is too few to complete a check."""
+    """Run steps, each after `num_pieces` pieces of the check. These are too few to complete a
+    check.
+    """
     for _ in range(NUM_BLOCKS):
         assert not any(engine.check_next_piece() for _ in range(num_pieces))
         engine.step()
@@ -273,7 +275,6 @@ def test_a_check_begins_again_when_the_engine_works() -> None:
 
 
 def test_a_piece_checks_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No piece checks more than `check_pieces.PIECE` blocks; the pieces check each block once."""
     engine = engine_of()
     num_pieces, sizes = check_in_pieces(engine), list[int]()
     original = BlockPool.faults_at

@@ -1,8 +1,7 @@
-"""Which prefill budget and which batch limit keep a latency target, how they change, and that the
-control loop does not oscillate.
+"""The prefill budget and the batch limit that keep a latency target, and the stability of the
+control loop that sets them.
 
-The loop runs with simulated step times, noise and pauses. The tests check sequences, not times of
-this machine.
+Step times, noise and pauses are simulated. No test depends on the speed of this machine.
 """
 
 from __future__ import annotations
@@ -137,9 +136,9 @@ def test_step_response_falls_at_once_and_rises_without_overshoot() -> None:
 
 @dataclass(slots=True)
 class Loop:
-    """A control loop of simulated step times, the fit and the prefill limit. `true_s(prefill,
-    decodes, context)` returns the duration of a step from its numbers of prefill tokens, decodes
-    and context tokens.
+    """A control loop of a step-time fit and a prefill limit, with simulated step times.
+    `true_s(prefill, decodes, context)` returns the duration of a step in seconds; its arguments are
+    the numbers of prefill tokens, decodes and context tokens.
     """
 
     true_s: Callable[[int, int, int], float]
@@ -152,8 +151,9 @@ class Loop:
     def run(
         self, decodes: Iterable[int], backlog: Callable[[int], int] = lambda _: MAX_TOKENS
     ) -> tuple[list[int], list[float]]:
-        """Return the budget (tokens) and the duration (seconds) of each step. `decodes`: number of
-        decodes in each step; `backlog`: the tokens that wait for prefill in a step.
+        """Return the prefill budget (tokens) and the duration (seconds) of each step. `decodes`:
+        the number of decodes in each step; `backlog`: returns how many tokens wait for prefill,
+        given the index of the step.
         """
         random = np.random.default_rng(11)
         budgets: list[int] = []
@@ -187,7 +187,7 @@ def linear(prefill: int, decodes: int, context: int) -> float:
 
 
 def convex(prefill: int, decodes: int, context: int) -> float:
-    """Return a superlinear step time: a token costs more in a longer chunk."""
+    """Return a step time in seconds. It grows superlinearly with the number of prefill tokens."""
     return linear(prefill, decodes, context) + 2e-7 * prefill * prefill
 
 

@@ -1,5 +1,5 @@
-"""How long the prefill budget waits before its next increase, if rising costs reversed the last
-one.
+"""How long the prefill budget stays before its next increase, after an increase that had to be
+reversed.
 """
 
 from itertools import pairwise
@@ -24,7 +24,9 @@ CHEAP, DEAR = cost(1e-4), cost(3e-4)
 
 
 class Cliff:
-    """A machine whose costs increase once a step has more than CLIFF_TOKENS tokens."""
+    """A prefill limit on a simulated device. A prefill token costs three times as much once a step
+    has more than CLIFF_TOKENS of them.
+    """
 
     def __init__(self) -> None:
         self.paced = PrefillLimit(TARGET_S, max_prefill_tokens=2048)
@@ -41,7 +43,7 @@ class Cliff:
         return self.held
 
     def probes(self, num_steps: int, num_decodes: int = NUM_DECODES) -> list[int]:
-        """Run steps; return the indices of those with more than CLIFF_TOKENS tokens."""
+        """Run steps; return the indices of those whose prefill budget exceeds CLIFF_TOKENS."""
         return [at for at in range(num_steps) if self.step(num_decodes) > CLIFF_TOKENS]
 
 

@@ -8,7 +8,7 @@ NUM_BLOCKS = 4
 
 
 def request(key: int, num_shared: int) -> Request:
-    """Return a request with a prompt of four blocks, the first `num_shared` of which are equal in
+    """Return a request with a prompt of four blocks. The first `num_shared` blocks are the same for
     all requests.
     """
     shared = list(range(num_shared * BLOCK_SIZE))

@@ -17,7 +17,7 @@ from support.core import changed, make_engine, make_spec, run_until_idle
 
 
 def busy(order: SchedulingOrder = SchedulingOrder.FAIR, **settings: object) -> Engine:
-    """Return an engine with one slot, which a running request occupies."""
+    """Return an engine whose only slot is occupied by a running request."""
     config = replace(
         SchedulerConfig(max_num_batched_tokens=64, order=order, yield_ratio=math.inf),
         **settings,  # type: ignore[arg-type]  # fields of SchedulerConfig

@@ -15,8 +15,8 @@ NUM_DECODES = 8
 
 
 def busy_engine(priority: int = 0, max_tokens: int = 400) -> tuple[Engine, NullExecutor]:
-    """Return an engine in which one tenant has decoded in many slots, so that it is
-    above its share.
+    """Return an engine and its executor. One tenant has decoded in many slots, so that it is above
+    its share.
     """
     engine, executor = make_engine(
         num_blocks=4096, max_num_seqs=12, max_seq_len=2048, max_prefill_share=1.0
@@ -52,7 +52,9 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
 
 
 def test_the_time_between_tokens_includes_pauses() -> None:
-    """Three of four steps of one second exclude the decodes, so a token takes four seconds."""
+    """The decodes are left out of three of four steps. A step takes one second, so a token takes
+    four.
+    """
     engine, executor = busy_engine()
     num_paused, now = 0, 0.0
     for key in range(100, 160):

@@ -1,4 +1,4 @@
-"""Request specs that are rejected, and what a replay means."""
+"""Which request specs are rejected, and that replayed tokens count as output."""
 
 import numpy as np
 import pytest

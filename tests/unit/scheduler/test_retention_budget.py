@@ -1,5 +1,5 @@
-"""Retention above the default priority is limited in the number of blocks, in total and for each
-tenant, and in time.
+"""Limits of retention above the default priority: the number of blocks, in total and per tenant,
+and the duration.
 """
 
 from __future__ import annotations

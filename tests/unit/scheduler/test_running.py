@@ -1,4 +1,4 @@
-"""Which slots are used, and the order of the requests that prefill in them."""
+"""Which slot a request gets, and in which order running requests prefill."""
 
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.running import RunningSet

@@ -22,9 +22,7 @@ from support.core import (
 
 
 def scheduled_tokens(batch: Batch) -> dict[int, tuple[int, int]]:
-    """Return for each slot of the batch the position of its first token in this step, and the
-    number of its tokens.
-    """
+    """Return, by slot, the position of the first token in this step and the number of tokens."""
     rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True)
     return {slot: (start, count) for slot, start, count in rows}
 

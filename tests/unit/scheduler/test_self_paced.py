@@ -1,5 +1,5 @@
-"""Which requests the scheduler runs over a self-paced executor, and what it does in turns without
-results.
+"""Scheduling over a self-paced executor, which forms its own batches: which requests run, and what
+the engine does in steps without results.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def engine_of(
 
 
 def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
-    """Return a turn with four output tokens and, unless `prompt` is given, eight prompt tokens. The
-    last output token is not computed, so eight prompt tokens and the output fill two blocks.
+    """Return a turn with four output tokens and, unless `prompt` is given, eight prompt tokens. All
+    tokens but the last are computed: 11, which fill two blocks of four and begin a third.
     """
     made = make_spec(key, prompt or list(range(8)), max_tokens=4)
     return replace(made, session_id=session_id)
@@ -68,7 +68,7 @@ def num_cached(events: list[StepEvents], key: int) -> int:
 
 
 def other_request(key: int, num_blocks: int) -> RequestSpec:
-    """Return a request without a session that uses `num_blocks` blocks at its end."""
+    """Return a request without a session that uses `num_blocks` blocks when it ends."""
     return make_spec(key, (num_blocks - 1) * BLOCK_SIZE, max_tokens=BLOCK_SIZE + 1)
 
 

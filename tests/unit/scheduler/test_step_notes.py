@@ -20,7 +20,7 @@ from support.self_paced import make_self_paced
 
 
 class Notes:
-    """A listener that records the reports, and the order of its calls."""
+    """A listener that records the notes of steps, and all calls in order."""
 
     def __init__(self) -> None:
         self.notes: list[StepNote] = []
@@ -131,7 +131,7 @@ def test_a_listener_is_notified_in_order() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_counts_of_a_note_equal_the_content_of_the_step(depth: int) -> None:
-    """The sums over decodes are recomputed only when the set of decodes changes."""
+    """The engine computes the sums over decodes again only when the set of decodes changes."""
     engine, notes, _ = noted(pipeline_depth=depth, max_num_seqs=4, num_blocks=24, watermark=0.0)
     for key, (num_prompt, max_tokens) in enumerate([(5, 20), (23, 9), (3, 30), (17, 3)] * 3, 1):
         engine.submit((make_spec(key, num_prompt, max_tokens=max_tokens, hashed=False),))

@@ -35,7 +35,6 @@ class Steps:
         pass
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
-        """Record the step of the iteration, if it had one."""
         if note is not None:
             begun_s = max(note.begun_s, self._ended_s)
             self._ended_s = note.collected_s

@@ -46,8 +46,8 @@ def shares_of(engine: Engine) -> FairShare:
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
-    """Return the keys of the requests to preempt for the first request of another tenant, which
-    lacks `num_blocks_short` blocks and, if `is_slot`, a slot.
+    """Return the keys of the requests that would be preempted for the first request of another
+    tenant, if `num_blocks_short` blocks and, with `is_slot`, a slot are missing.
     """
     lack = Shortage(
         tenant=engine.tenants.join("quiet"),

@@ -1,5 +1,5 @@
-"""Which tenants are under their share, which waiting requests may be passed for a request of such a
-tenant, and which running requests are preempted for it.
+"""Which tenants are under their share, which waiting requests of others they may overtake, and
+which running requests are preempted for them.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def shares_of(engine: Engine, ratio: float = 2.0) -> FairShare:
 
 
 def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]:
-    """Return an engine in which one tenant has all slots and all requests in the queue."""
+    """Return an engine and its executor. One tenant has all slots and all requests in the queue."""
     engine, executor = build(max_num_seqs=num_running, **options)
     submit(engine, "flood", range(1, 2 * num_running + 1), prompt=3, max_tokens=12)
     engine.step()
@@ -243,7 +243,7 @@ def ordered(clock: FakeClock | None = None, **options: Any) -> tuple[Engine, Nul
 
 
 def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
-    """Return how many prompt tokens of each request the last step computed, by request key."""
+    """Return how many prompt tokens the last step computed, by request key."""
     batch, running = executor.batches[-1], engine.running
     found: dict[int, int] = {}
     rows = zip(batch.slots.tolist(), batch.num_tokens.tolist(), strict=True)

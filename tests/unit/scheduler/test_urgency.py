@@ -1,5 +1,5 @@
-"""Which running prompt gets the steps if prompts would be late by sharing them, and which requests
-are then not admitted.
+"""Which prompt gets the whole prefill budget if prompts that share it would be late, and which
+requests are not admitted meanwhile.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The reasons for which a request waits, for every way in which it leaves the queue."""
+"""The reported reasons for which a request waited, for every way in which it leaves the queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP_S = 1.0
 
 
 class Site:
-    """An engine whose turns take a second each."""
+    """An engine whose steps take one second each."""
 
     def __init__(self, *, budget: int = 64, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -281,8 +281,8 @@ def test_rejected_requests_have_no_wait() -> None:
 
 
 def test_counts_of_a_waiting_request_survive_many_arrivals() -> None:
-    """Entries are reused; a request that waits all the time keeps the number of requests that
-    passed it.
+    """The count entries of admitted requests are reused. A request that waits all the time keeps
+    its count of the requests that overtook it.
     """
     site = Site(max_num_seqs=1, aging_s=math.inf)
     num_others = 600

@@ -1,5 +1,5 @@
-"""In which order requests leave the queue, when they are due, and how outputs wait for their
-leader.
+"""Removed requests, outputs that wait for their leader, and the times at which waiting requests are
+due to be checked again.
 """
 
 import pytest

@@ -420,7 +420,6 @@ def test_variables_of_a_service_named_penstock_are_no_settings() -> None:
 def test_misspelt_variables_are_detected() -> None:
     environment = {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_MAX_NUM_SEQS": "3", "HOME": "/"}
     environment["PENSTOCK_ADDRESS"] = "127.0.0.1:1"  # what the client's commands read
-    environment["PENSTOCK_CPU_KERNELS"] = "avx2"  # what the engine reads
     assert unknown_variables(environment) == ["PENSTOCK_MAX_NUM_SEQ"]
 
 

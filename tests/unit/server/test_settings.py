@@ -153,7 +153,9 @@ def test_the_page_of_settings_is_current() -> None:
 
 
 def key_paths(kind: type[Any], prefix: str = "") -> list[str]:
-    """Return the path of each key of a JSON object: a dot before a key, `[]` after a list."""
+    """Return the path of each key of a nested JSON object. A dot separates keys, and `[]` follows
+    the key of a list.
+    """
     paths: list[str] = []
     for name, hint in get_type_hints(kind).items():
         inner = [item for item in (hint, *get_args(hint)) if is_dataclass(item)]

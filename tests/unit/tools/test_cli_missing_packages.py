@@ -1,4 +1,4 @@
-"""The errors of the command line if only the client is installed."""
+"""The errors of the command line if only the client package is installed."""
 
 from __future__ import annotations
 

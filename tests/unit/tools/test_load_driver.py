@@ -1,5 +1,5 @@
-"""Requests are sent on schedule, their number is limited, and every wait counts. The tests run in
-virtual time.
+"""Requests are sent on schedule, their number is limited, and the time until a late request is sent
+counts in its latency. The tests run in virtual time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """A selector that does not wait but adds the time to `now_s`."""
+    """A selector that does not wait, but adds the timeout to `now_s`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ SERVICE_S = 0.01
 
 
 class Server:
-    """A client of a server that serves every request in 10 ms, also concurrently, except during a
+    """A client whose server takes 10 ms for each request, however many are open, except during a
     stall.
     """
 
@@ -89,7 +89,7 @@ class Server:
 
 
 class Rejecting(Server):
-    """A server that rejects every second request."""
+    """A client whose server rejects every second request."""
 
     async def generate(
         self, request: PlannedRequest, token_ids: list[int]
@@ -140,7 +140,7 @@ def test_requests_are_sent_when_they_are_due() -> None:
 
 
 def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
-    """One second of ten is a stall, so a tenth of the requests wait, for 0 to 1 s."""
+    """The server stalls for one second of ten, so a tenth of the requests wait, for 0 to 1 s."""
     recorder = drive(plan(rate_per_s=100.0), Server(stall=(4.0, 5.0))).recorder
 
     assert recorder.num_completed == 1000

@@ -26,7 +26,9 @@ def histogram_of(*durations_s: float) -> LatencyHistogram:
 
 
 def served(recorder: LoadRecorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
-    """Record a request that gets one token at each of the times `at_s`, and ends with the last."""
+    """Record a request that gets one token at each of the times `at_s`, and that finishes with the
+    last one.
+    """
     record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
     for moment_s in at_s:
         record.tokens(moment_s, 1)
@@ -209,7 +211,7 @@ def test_a_request_that_does_not_complete_does_not_lengthen_the_measurement() ->
 
 @pytest.mark.parametrize("max_requests", [None, 8])
 def test_rates_do_not_contradict_the_counts(max_requests: int | None) -> None:
-    """Ten requests, of which two are of the warm-up, two meet the targets and one fails."""
+    """Of ten requests, two are in the warm-up, two meet the targets and one fails."""
     made = plan(warm_up_s=2.0, max_requests=max_requests, targets=Targets(ttft_s=1.0, itl_s=0.1))
     recorder = LoadRecorder.from_plan(made)
     for due_s in map(float, range(10)):

@@ -1,4 +1,4 @@
-"""Plans whose answer is known: the servers take three seconds per request."""
+"""Plans with a known result: the servers take three seconds per request."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""How checks are run: their results, which are skipped, their time limits, and the wait for a new
-engine.
+"""The runner of checks: results, skipped checks, time limits, and the wait for a new engine after
+the engine died.
 """
 
 import asyncio
@@ -162,7 +162,6 @@ def test_checks_have_unique_names_and_real_features() -> None:
 
 
 def test_the_check_unsupported_requests_every_feature() -> None:
-    """The check `unsupported` must ask for every feature that can be rejected."""
     from penstock.scheduler.executor import Feature
     from penstock.tools.verify.endings import FEATURE_OPTIONS
 
@@ -170,8 +169,8 @@ def test_the_check_unsupported_requests_every_feature() -> None:
 
 
 class FakeClient:
-    """A client of a service whose engine changes with every answer until the last one.
-    `ready_at_s`: when the engine of each answer became ready, None if there is none.
+    """A client of a service whose engine may be replaced. Each value of `ready_at_s` is one answer:
+    the time at which the engine became ready, or None if no engine serves. The last answer repeats.
     """
 
     def __init__(self, *ready_at_s: float | None) -> None:

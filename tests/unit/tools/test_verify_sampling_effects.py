@@ -1,4 +1,4 @@
-"""Which tokens the checks of truncated sampling accept: the likeliest ones and those that tie with
+"""Which tokens the checks of truncated sampling accept: the likeliest ones and those tied with
 them.
 """
 

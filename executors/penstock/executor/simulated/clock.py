@@ -1,4 +1,4 @@
-"""The clocks of the simulated executor: one waits in real time, the other is moved by calls."""
+"""The clocks of the simulated executor: real time, and a virtual time that only calls advance."""
 
 import threading
 import time

@@ -54,9 +54,9 @@ class SimulatedExecutor:
     The constructor raises ValueError for a cache smaller than one block, or for NO_TOKENS or
     EXTRA_TOKENS faults with pipeline depth 2; OSError if `model_path` is given and its config.json
     cannot be read. `launch` and `collect` raise ExecutorDied once the executor is closed or dead,
-    DeviceCheckError (strict mode) for a batch that a real device would compute wrongly, and
-    RuntimeError for calls in the wrong order. `close` may be called from another thread; it ends a
-    waiting `collect`.
+    and RuntimeError if called in the wrong order. In strict mode, `launch` raises DeviceCheckError
+    for a batch that a real device would compute wrongly. `close` may be called from another thread;
+    it ends a waiting `collect`.
     """
 
     def __init__(self, config: ExecutorConfig, *, clock: WaitableClock | None = None) -> None:

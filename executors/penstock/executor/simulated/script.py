@@ -50,8 +50,8 @@ class FaultScript:
     def fire(
         self, step: int, slots: NDArray[np.int32], output_indices: NDArray[np.int32]
     ) -> tuple[list[Fault], dict[int, list[Fault]]]:
-        """Return and count the faults that fire in this step: a list of faults of the whole
-        executor, and the request faults by index into `slots`.
+        """Return and count the faults that fire in this step: a list of the faults of the whole
+        executor, and a dict that maps an index into `slots` to the faults of this request.
 
         `step`: number of the step, from 1. `slots` [m]: the sampled slots in row order.
         `output_indices` [m]: index of the output token that each slot is about to get.

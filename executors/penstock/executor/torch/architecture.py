@@ -1,8 +1,8 @@
 """Reads a model's transformers configuration; rejects models that paged attention does not support.
 
-Does not load weights. Checks properties that the calls of the attention function do not show:
-attention in both directions, layers of other types or with shared keys and values, and rotary
-embeddings that change with the longest sequence of the batch (a token would depend on other
+Does not load weights. Checks the properties that are not visible when the attention function is
+called: attention in both directions, layers of other types or with shared keys and values, and
+rotary embeddings that change with the longest sequence of the batch (a token would depend on other
 requests).
 """
 

@@ -55,7 +55,7 @@ class TorchExecutor:
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
     the model, ValueError naming the field when the settings do not fit the model or the memory, and
-    ValueError if PENSTOCK_CPU_KERNELS names an instruction set that does not run here.
+    ValueError if `cpu_kernels` is an instruction set that does not run here.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The health probe: a small step that shows whether the executor still works after an error.
 
-It uses every kind of computation (a chunk over two blocks, a single token, a random draw), in
-blocks that are never assigned to a request.
+It has two rows, a chunk over two blocks and a single token, in blocks that are never assigned to a
+request. The second row is sampled at random, except on the fused path on a GPU, where both rows are
+greedy.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ NUM_PROBE_BLOCKS = 3
 
 
 class HealthProbe:
-    """The step of the health probe, `batch`, and its slot rules, `rules`, which are empty.
+    """Creates the step of the health probe, `batch`, and `rules`, its slot rules, which are empty.
 
     The step writes to the NUM_PROBE_BLOCKS blocks after those of requests.
     """

@@ -56,8 +56,8 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
 
 
 def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_size: int) -> Tensor:
-    """Return the thresholds [m] at or above which scores are kept, or minus infinity where the
-    candidates `values` [m, k] do not suffice to determine it.
+    """Return each row's threshold [m], at or above which scores are kept, or minus infinity where
+    the candidates `values` [m, k] do not suffice to determine it.
 
     `values` are in descending order; `totals` [m]: mass of the whole row, on the scale of
     `values.exp()`.

@@ -11,8 +11,8 @@ _GIB = 1 << 30
 
 
 class LoadProgress:
-    """Logs how many of `total` bytes are done, at most every two seconds; `finish` logs the time
-    taken.
+    """Logs how many of `total` bytes are processed, at most every two seconds; `finish` logs the
+    time taken.
 
     `action`: the start of each log line.
     """
@@ -27,7 +27,7 @@ class LoadProgress:
         self._done = 0
 
     def add(self, num_bytes: int) -> None:
-        """Add `num_bytes` to the bytes done."""
+        """Add `num_bytes` to the number of processed bytes."""
         self._done += num_bytes
         now_s = self._clock()
         if now_s - self._reported_s >= _REPORT_EVERY_S:

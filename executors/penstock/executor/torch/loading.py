@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.architecture import Architecture, read_architecture
 from penstock.executor.torch.attention_interface import ATTENTION_NAME, register_attention
+from penstock.executor.torch.cpu_kernels import kernels
 from penstock.executor.torch.eight_bit_linear import EightBitLinear, widen
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
@@ -79,13 +80,14 @@ class LoadedModel:
 
 
 def load_configured(config: ExecutorConfig) -> LoadedModel:
-    """Set PyTorch's number of threads, if configured, and load the configured model. Raises
-    ValueError without a model path, otherwise the errors of `load_model`.
+    """Set PyTorch's number of threads, if configured, choose the CPU kernels, and load the
+    configured model. Raises ValueError without a model path, otherwise the errors of `load_model`.
     """
     if config.model_path is None:
         raise ValueError("model_path must be given for the torch executor")
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    kernels.choose(config.cpu_kernels)
     # On a CPU, 8-bit weights are packed from weights in the model's dtype.
     keeps_eight_bit = config.quantization != "none" and torch.device(config.device).type != "cpu"
     return load_model(
@@ -274,8 +276,8 @@ def _check_config(path: Path) -> None:
 
 
 def select_device(device: str) -> torch.device:
-    """Return the device of this name; a CUDA device gets its index and becomes the current one, as
-    pinned host memory and libraries require.
+    """Return the device of this name. A CUDA device is returned with its index, and becomes the
+    current device, as pinned host memory and libraries require.
 
     Raises ModelLoadError when the device does not exist.
     """

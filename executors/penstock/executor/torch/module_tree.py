@@ -32,7 +32,9 @@ _JOINED = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 
 
 class NotFused(Exception):
-    """The fused step does not support this model; the message contains the reason."""
+    """The fused step does not support this model, or cannot run here, for example without compiled
+    kernels; the message contains the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

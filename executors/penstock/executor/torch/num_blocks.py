@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
-    """Return the setting `num_blocks`; if it is not set, the number of blocks of `bytes_each` in
-    the configured cache size, or the number that `max_num_seqs` sequences of full length need if
-    this is lower.
+    """Return the setting `num_blocks`. If it is not set, return the number of blocks of
+    `bytes_each` bytes that fit into the configured cache size, but at most the number that
+    `max_num_seqs` sequences of full length need.
 
     Raises ValueError naming the setting if the size is less than a block or the machine does not
     have enough memory.
@@ -152,8 +152,8 @@ def available_bytes(
 
 
 def _group_free_bytes(group: ControlGroup) -> list[int]:
-    """Return the bytes that are free within the group's limit, as a list of one; empty without a
-    limit.
+    """Return the number of bytes that are free within the group's limit, in a list of length one;
+    an empty list if there is no limit.
     """
     names = ("limit_in_bytes", "usage_in_bytes") if group.is_first_version else ("max", "current")
     limit, used = (group.read(f"memory.{name}").strip() for name in names)

@@ -26,9 +26,9 @@ def describe_resources(
     number of captured graphs unless it is 0, as one line.
 
     `path`: the name of the path that serves the model, eager or fused. `num_weight_bytes`: the
-    bytes of the weights, if the model's own tensors were released. The number formats of weights
-    (`quantization`) and pages (`page_dtype`; None: the model's) are included if they differ from
-    the model's number format.
+    bytes of the weights; None: those of the model's own tensors, which a path may have released.
+    The number formats of weights (`quantization`) and pages (`page_dtype`; None: the model's) are
+    included if they differ from the model's number format.
     """
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)
@@ -53,7 +53,9 @@ def _type_note(kind: object, usual: object) -> str:
 
 
 def weight_bytes(model: LoadedModel, others: Iterable[Tensor] = ()) -> int:
-    """Return the bytes of parameters, buffers and `others`; shared memory counts once."""
+    """Return the total size of parameters, buffers and `others`, in bytes; shared memory counts
+    once.
+    """
     tensors = chain(model.module.parameters(), model.module.buffers(), others)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

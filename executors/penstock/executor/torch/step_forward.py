@@ -48,7 +48,7 @@ class ForwardPath:
 
     `num_weight_bytes`: bytes of the weights that it reads. `quantization`: the quantisation of the
     weights, "none" if they are not quantised. `kv_dtype`: the number format of the pages. `make`:
-    returns the `StepForward` of an executor with these pages.
+    returns the `StepForward` for an executor's pages.
     """
 
     name: str

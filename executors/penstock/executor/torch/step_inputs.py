@@ -27,7 +27,7 @@ _MIN_WINDOW_TILE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Single-token rows `first .. last - 1`, which attend to `width` blocks each.
+    """Single-token rows `first .. last - 1`, which read `width` blocks each, padding included.
 
     `page_rows` int64 [2, rows, heads, width]: the rows of `KVPages.block_rows` to gather. `mask`
     [rows, 1, 1, width * block_size]: 0 for keys that a row attends to, else minus infinity.

@@ -33,8 +33,8 @@ _NUM_HEAD_ROWS = 1024
 
 @torch.inference_mode()
 def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tensor:
-    """Verify the structure; return float32 logits [len(ids), vocabulary] of `ids` at positions 0,
-    1, ...
+    """Check that the model's forward pass matches `tree`; return the float32 logits [len(ids),
+    vocabulary] of `ids` at positions 0, 1, ...
 
     Raises NotFused naming the first part that differs; an out-of-memory error is raised unchanged.
     Restores the modules' weights.
@@ -115,7 +115,7 @@ class _Check(WholeSequence):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Same as `WholeSequence.run_layer`, but first compare the options of the scores, the
-        queries, keys and values. Raises NotFused if they differ.
+        queries, keys and values with those expected from the tree. Raises NotFused if they differ.
         """
         tree, expected = self._tree, self._tree.layers[layer]
         if not scoring.is_plain or (scoring.scaling, scoring.window) != (

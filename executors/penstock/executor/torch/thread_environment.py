@@ -14,8 +14,6 @@ precedence.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-KERNELS_VARIABLE = "PENSTOCK_CPU_KERNELS"
-"""Selects an instruction set of the compiled kernels, or `none`."""
 _SPINS_ON_FREE_CORES = 5000
 _SPINS_ON_SHARED_CORES = 1000
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"

@@ -68,5 +68,5 @@ def _ordered(numbers: Tensor) -> Tensor:
 
 
 def _number(ordered: Tensor) -> Tensor:
-    """Return the float32 numbers of a result of `_ordered`."""
+    """Return the float32 numbers that `_ordered` maps to these integers."""
     return torch.where(ordered >= 0, ordered, ordered ^ _MAGNITUDE_BITS).view(torch.float32)

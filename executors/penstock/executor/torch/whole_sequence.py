@@ -1,7 +1,7 @@
 """Computes logits of a short sequence with the model's modules, to measure the effect of rounding.
 
-Contains float32 attention over a sequence without pages, and the trial sequence: fixed tokens, as
-batches, for which a fused step is compared with the modules at load.
+Contains float32 attention over a sequence without pages. Also defines the trial sequence, fixed
+tokens for which a fused step is compared with the modules at load.
 """
 
 import numpy as np

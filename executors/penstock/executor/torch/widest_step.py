@@ -1,6 +1,6 @@
 """Creates the steps that need the most memory, so that a step's memory can be measured at load.
 
-All keys and values of these steps are in block 0, which the block tables repeat.
+All keys and values of these steps are in block 0: every entry of the block tables is 0.
 """
 
 from dataclasses import dataclass
@@ -82,10 +82,11 @@ def widest_step(limits: StepLimits, *, vocab_size: int, block_size: int) -> Batc
 
 
 def set_widest_options(arrays: SlotArrays, vocab_size: int) -> None:
-    """Set, in all slots, the sampling options that need the most memory.
+    """Set the sampling options that need the most memory.
 
-    The first three slots have fewer options each, because the sampler copies the logits of a part
-    of the rows only if their options differ.
+    The options of the first three slots differ, because the sampler copies some rows of the logits
+    only if not all rows have the same options: the first slot has no penalties and no log
+    probabilities, the first two are greedy, and the first three have no truncation.
     """
     plain, greedy, uncut = (min(count, arrays.num_slots - 1) for count in (1, 2, 3))
     arrays.repetition_penalty[:] = 1.0

@@ -69,9 +69,7 @@ class GuidedDecodingBackend(enum.StrEnum):
 
 
 class DecodingType(enum.StrEnum):
-    """The kinds of speculative decoding that can be configured, of those that the PyTorch backend
-    has.
-    """
+    """The kinds of speculative decoding that can be configured; the PyTorch backend has more."""
 
     NGRAM = "NGram"
     EAGLE = "Eagle"
@@ -83,7 +81,7 @@ class DecodingType(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheSettings:
     """Settings of the engine's KV cache: its size, its number format and the reuse of blocks.
-    Raises ValueError naming the field.
+    Raises ValueError naming the invalid field.
     """
 
     free_gpu_memory_fraction: float = setting(
@@ -152,7 +150,7 @@ class SchedulerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGraphSettings:
     """Settings of CUDA graphs, which the engine uses for steps without prefill. Raises ValueError
-    naming the field.
+    naming the invalid field.
     """
 
     enabled: bool = setting(True, text="whether steps without prefill use CUDA graphs")
@@ -188,7 +186,7 @@ class CudaGraphSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """One LoRA adapter. Raises ValueError naming the field."""
+    """One LoRA adapter. Raises ValueError naming the invalid field."""
 
     name: str = required(
         text="name of a LoRA adapter in requests, one for each; without adapters, LoRA is disabled"
@@ -205,7 +203,7 @@ class AdapterConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
     """The LoRA adapters, and the limits on their rank, on the layers that they change and on their
-    number in memory. Raises ValueError naming the field.
+    number in memory. Raises ValueError naming the invalid field.
     """
 
     adapters: tuple[AdapterConfig, ...] = ()
@@ -253,7 +251,7 @@ _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSettings:
     """Settings of speculative decoding: its kind, what drafts the tokens, and how many at a time.
-    Raises ValueError naming the field.
+    Raises ValueError naming the invalid field.
     """
 
     decoding_type: DecodingType = required(
@@ -355,7 +353,7 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtllmConfig:
-    """The settings of a TensorRT-LLM engine. Raises ValueError naming the field."""
+    """The settings of a TensorRT-LLM engine. Raises ValueError naming the invalid field."""
 
     max_batch_size: int = setting(
         256, text=limit_texts.MAX_NUM_SEQS, at_least=1, at_most=_MAX_COUNT

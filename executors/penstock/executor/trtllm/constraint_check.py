@@ -1,4 +1,4 @@
-"""Checks whether the engine can enforce a constraint, before it is submitted.
+"""Checks whether the engine can enforce a constraint, before the request is submitted.
 
 xgrammar, which is part of TensorRT-LLM, compiles the constraint to a grammar. A constraint that
 xgrammar rejects, or that has a dead end (a point from which no output can be completed), is

@@ -74,7 +74,7 @@ class EngineHandle:
     def abort_and_submit(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
-        """Schedule on the loop the aborts and then the submissions; do not wait for them."""
+        """Schedule the aborts, then the submissions on the loop, without waiting for them."""
         self._thread.post(self.streams.abort_and_submit, aborts, submits)
 
     def close(self) -> None:

@@ -38,12 +38,12 @@ class CacheUnusable(Exception):
 
 
 class CacheBusy(Exception):
-    """Another build held the lock for too long; the message names the process that holds it."""
+    """Another build held the lock for too long; the message names its process, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildLock:
-    """A held lock. `descriptor`: the locked file, which the builder inherits."""
+    """A held lock. `descriptor`: that of the locked file, which the builder inherits."""
 
     descriptor: int
 

@@ -172,8 +172,8 @@ class TrtllmExecutor:
         return submitted
 
     def _release_slot(self, slot: int) -> SubmittedRequest | None:
-        """Release a slot; return its request if it was submitted and the engine has not ended it,
-        so it must be aborted; else None.
+        """Release a slot; return its request if it must be aborted: it was submitted, and the
+        engine has not ended it. Otherwise return None.
         """
         submitted = self._submitted.pop(slot)
         submitted.slot = -1

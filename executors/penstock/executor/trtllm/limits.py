@@ -83,10 +83,12 @@ def num_blocks_ahead(config: TrtllmConfig, tokens_per_block: int) -> int:
 def engine_info(
     config: TrtllmConfig, folder: ModelFolder, package: Package, stats: EngineStats
 ) -> ExecutorInfo:
-    """Return the effective limits: those that the engine or the model folder reports, restricted by
-    the settings, and less the blocks that draft tokens need.
+    """Return the effective limits of the engine.
 
-    Raises ValueError if neither the settings nor the model folder give `max_seq_len`.
+    `max_num_seqs` is the minimum of the setting and of those that the engine and the model folder
+    report. `num_blocks` is the number that the engine reports, less the blocks that draft tokens
+    need. `max_seq_len` is the setting or, without it, that of the model folder. Raises ValueError
+    if neither gives it.
     """
     max_seq_len = config.max_seq_len or folder.max_seq_len
     if max_seq_len is None:

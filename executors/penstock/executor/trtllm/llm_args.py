@@ -1,7 +1,7 @@
 """Converts Penstock's settings to the arguments of TensorRT-LLM's LLM constructor.
 
-A setting that the installed version lacks is left out or, if the operator changed it, reported in
-an error. `config` has already checked the ranges of the settings.
+A setting that the installed version lacks is left out. If the operator changed it or Penstock
+depends on it, an error is raised instead. `config` has already checked the ranges of the settings.
 """
 
 import inspect
@@ -98,8 +98,8 @@ def _tokenizer_arguments(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Se
 
 
 def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
-    """Return the arguments whose values are objects of TensorRT-LLM's configuration classes. The
-    value is None if the installed version lacks the argument.
+    """Return the arguments whose values are objects of TensorRT-LLM's configuration classes. A
+    value is None if the installed version lacks the argument, or for disabled CUDA graphs.
     """
     builders: dict[str, Callable[[], Any]] = {
         "kv_cache_config": lambda: _kv_cache(config.kv_cache_config, package),

@@ -238,9 +238,11 @@ def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
 
 
 def _compressed_widths(values: Mapping[str, object]) -> str:
-    """Return the bits of weights and activations, such as "W8A8" or "W4A16", in the first group of
-    a compressed-tensors configuration that gives them; for floating-point weights the format, such
-    as "FP8" or "NVFP4"; "" if unknown.
+    """Return a short name of the number formats in a compressed-tensors configuration.
+
+    For integer weights, these are the bits of weights and activations, such as "W8A8" or "W4A16";
+    for floating-point weights the format, such as "FP8" or "NVFP4". They are read from the first
+    group that gives the bits of its weights; "" if there is none.
     """
     for group in _child(values, "config_groups").values():
         if not isinstance(group, dict):

@@ -43,17 +43,17 @@ _GUIDES: Final = {
 
 
 class NotResumable(ValueError):
-    """The request is valid, but has output already, so the engine cannot continue its
-    constraint.
+    """The request is valid, but the engine cannot continue its constraint, because it has output
+    already.
     """
 
 
 class RequestMapping:
     """Converts the requests for one engine to arguments of `generate_async`.
 
-    Every call creates new objects, because the engine modifies its arguments. The constructor
-    raises ValueError if the installed version lacks an argument that `config` requires, or a LoRA
-    folder is missing.
+    Every call creates new objects, because the engine modifies them; only the objects of the LoRA
+    adapters are reused. The constructor raises ValueError if the installed version lacks an
+    argument that `config` requires, or a LoRA folder is missing.
     """
 
     def __init__(self, config: TrtllmConfig, package: Package, vocab_size: int) -> None:
@@ -285,9 +285,10 @@ def _stops(stop_ids: tuple[int, ...], *, is_banned: bool) -> dict[str, Any]:
 
     `end_id` is always set, because the engine would otherwise need a tokenizer. It is the last stop
     id, because the front appends a model's end-of-sequence ids to those of the request.
-    If the request has `min_tokens` left (`is_banned`), the engine gets only this id: it does not
-    stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The scheduler
-    also checks every token, and ends the request at any stop id after `min_tokens`.
+
+    While stop ids are banned by `min_tokens` (`is_banned`), the engine gets only this id: it does
+    not stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The
+    scheduler also checks every token, and ends the request at any stop id after `min_tokens`.
     """
     options: dict[str, Any] = {
         "end_id": stop_ids[-1] if stop_ids else _NO_END_ID,

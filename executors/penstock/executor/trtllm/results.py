@@ -1,8 +1,8 @@
 """Converts responses to a `StepResult`.
 
-All responses of one request are merged into one row. A stop or length end is reported even though
-the scheduler also detects it from the tokens (its own check takes precedence); any other end is a
-failure.
+All responses of one request are merged into one row. If the engine ends a request because of a stop
+token or its length, this is reported, although the scheduler also detects it from the tokens (its
+own check takes precedence). Any other end is a failure.
 """
 
 import logging

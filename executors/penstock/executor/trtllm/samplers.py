@@ -54,8 +54,8 @@ def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[Sample
     """Return the options in SamplerOption that the engine supports: by the table HONOURED, by
     detection, or by the setting `sampler_honours`.
 
-    With speculative decoding only the setting counts: it depends on the drafting method whether
-    accepted tokens follow a request's options.
+    With speculative decoding, only the setting is used, because it depends on the drafting method
+    whether accepted tokens follow a request's options.
     """
     asserted = frozenset(config.sampler_honours)
     if config.speculative_config is not None:

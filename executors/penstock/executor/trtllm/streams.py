@@ -1,9 +1,9 @@
 """Submits requests to the engine, reads their responses and aborts them, on the event loop.
 
-One task per submitted request. Adapts the engine's API: the new tokens are the part of the output's
-ids that was not sent before; an exception while a response is read fails only that request, unless
-the engine is no longer healthy; an aborted request may never get a final response, so the wait for
-it is limited. All code runs on the event loop on which the engine is used.
+Each request has its own task. The new tokens of a response are those output ids that were not sent
+before. An exception while a response is read fails only that request, unless the engine is no
+longer healthy. An aborted request may never get a final response, so the wait for it is limited.
+All code runs on the event loop on which the engine is used.
 """
 
 import asyncio

@@ -18,10 +18,10 @@ _SEARCH_INTERVAL_S = 1.0
 class Watchdog:
     """Watches one engine; times are seconds on the caller's clock.
 
-    `timeout_s`: how long the engine may return no response to any request, and how long it may
-    return none to a single one. `max_failures_in_row`: the engine is considered dead after this
-    many failed requests without a token of any request in between; failures caused by the request
-    itself do not count.
+    `timeout_s`: after this time without any response, the engine is considered dead; after this
+    time without a response to one request, that request is considered lost. `max_failures_in_row`:
+    the engine is considered dead after this many failed requests without a token of any request in
+    between; failures caused by the request itself do not count.
     """
 
     def __init__(self, *, timeout_s: float, max_failures_in_row: int, now_s: float) -> None:
@@ -34,7 +34,7 @@ class Watchdog:
         self._num_failures_in_row = 0
 
     def expect(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
-        """Expect responses to these requests, which are being submitted, from now on."""
+        """Start to expect responses to these requests, which are being submitted."""
         self._count_silence(now_s)
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 

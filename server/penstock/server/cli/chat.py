@@ -27,7 +27,7 @@ _COMMANDS = f"{RESET} clears the chat, {QUIT} exits"
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `chat` to the command line."""
+    """Add the `chat` subcommand."""
     parser = subparsers.add_parser(
         "chat",
         help="have a conversation with a model",
@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("chat", lambda: _chat(args))
 
 

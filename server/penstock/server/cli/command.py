@@ -1,8 +1,8 @@
 """The interface of commands, and how they are added to the command line.
 
-A command is a module with `add_parser` and `run`. This module also contains the interface of
-argparse's subparsers, which have no public type, the report of usage errors, the exit codes, and
-the interruption of commands that start a service.
+A command is a module with `add_parser` and `run`. This module also contains the report of usage
+errors, the exit codes, the interruption of commands that start a service, and the interface of
+argparse's subparsers, because argparse has no public type for them.
 """
 
 import argparse
@@ -68,8 +68,8 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Print the error, a similar option if one is unknown, and how to get help; then exit with
-        code 2."""
+        """Print the error and how to get help, then exit with code 2. The error for an unknown
+        option suggests a similar one."""
         if message.startswith("unrecognized"):
             options = [name for action in self._actions for name in action.option_strings]
             words = (word.partition("=")[0] for word in message.split())
@@ -78,7 +78,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Same as argparse's method, but report an unknown command with a similar one."""
+        """Same as argparse's method, but the error for an unknown command suggests a similar
+        one."""
         commands: Any = action.choices
         if isinstance(action.choices, dict) and value not in commands:
             known = list(commands)
@@ -88,10 +89,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class Subparsers(Protocol):
-    """The part that commands use of the object returned by `ArgumentParser.add_subparsers`."""
+    """The methods that commands use of the return value of `ArgumentParser.add_subparsers`."""
 
     def add_parser(self, name: str, **settings: Any) -> Parser:
-        """Add a command. `settings` are the arguments of ArgumentParser, and `help`."""
+        """Add a subcommand and return its parser. `settings` are the arguments of ArgumentParser,
+        and `help`."""
         ...
 
 

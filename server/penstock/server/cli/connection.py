@@ -37,8 +37,8 @@ class UsageError(Exception):
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """Return PENSTOCK_ADDRESS; if unset, the address on which `serve` listens in the same
-    environment."""
+    """Return PENSTOCK_ADDRESS; if unset, this host with the port in PENSTOCK_PORT, or with the
+    default port if that is unset too."""
     return _default_address(environment)[0]
 
 
@@ -78,8 +78,8 @@ def _is_number(text: str) -> bool:
 
 
 def add_operations_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address` (alias `--service`) of the operations port, also read from
-    PENSTOCK_OPERATIONS."""
+    """Add the option `--address` (alias `--service`) for the address of the operations port. Its
+    default is `default_operations_address`."""
     address, variable = _default_operations_address(os.environ)
     parser.add_argument(
         "--address",
@@ -95,7 +95,7 @@ def add_operations_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address`, also read from PENSTOCK_ADDRESS."""
+    """Add the option `--address`. Its default is `default_address`."""
     address, variable = _default_address(os.environ)
     parser.add_argument(
         "--address",
@@ -109,8 +109,8 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
 
 
 class _AddressFlag(argparse.Action):
-    """Stores the address of a flag, and the flag as `address_source`, which otherwise names the
-    variable of the default."""
+    """Stores the value of an address flag, and the name of the flag as `address_source`. Without
+    the flag, `address_source` is the name of the variable that sets the default."""
 
     def __call__(
         self,
@@ -119,7 +119,7 @@ class _AddressFlag(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Store both."""
+        """Store the address and the name of the flag in `namespace`."""
         namespace.address = values
         namespace.address_source = option_string
 
@@ -209,7 +209,7 @@ def _error_with_location(error: BaseException) -> str:
 
 
 def as_typed(value: str) -> str:
-    """Return a command-line value for an error message, preceded by its flag if it has one."""
+    """Return a command-line value as an error message quotes it: after its flag, if it has one."""
     for flag, word in zip(sys.argv, sys.argv[1:], strict=False):
         if word == value and flag.startswith("--"):
             return f"{flag} {value}"
@@ -222,8 +222,8 @@ def describe_error(error: "PenstockError") -> str:
 
 
 def with_flags(line: str) -> str:
-    """Return a message in which request fields are replaced by the flags of this command line that
-    set them."""
+    """Return `line`, in which each request field is replaced by its flag if this command line has
+    the flag."""
 
     def flag_of(found: re.Match[str]) -> str:
         name = _FLAGS.get(found[1], found[1]).replace("_", "-")

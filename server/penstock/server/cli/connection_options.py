@@ -7,12 +7,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.scheduler.setting import Setting
+from penstock.scheduler.setting import setting
 from penstock.server.cli.connection import UsageError, connection_error, describe_error
-from penstock.server.settings.table import Declared, variable_of
+from penstock.server.settings.table import ON, add_to, declared
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -20,48 +21,70 @@ if TYPE_CHECKING:
     from penstock.client import Client, PenstockError, SyncClient
     from penstock.client.call_settings import Pairs
 
-_FILES: Final[Mapping[str, str]] = {
-    "token-file": "file with a bearer token, read before each call",
-    "ca": "PEM file with the authorities for the service's certificate; implies TLS",
-    "cert": "PEM file with a certificate chain to show, where TLS is mutual",
-    "key": "PEM file with its key",
-}
-_TLS: Final = Declared(
-    path="tls",
-    setting=Setting(help="use TLS, with the authorities that this system trusts"),
-    kind=bool,
-    default=False,
-)
-_SERVER_NAME: Final = "server-name"
-_NAMES: Final = (*_FILES, _SERVER_NAME)
+_GROUP: Final = "connection"
 _LONG_WAIT_S = 3.0
 _ClientT = TypeVar("_ClientT")
 
 
-CONNECTION_VARIABLES: Final = tuple(variable_of(name) for name in (*_NAMES, "tls"))
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """The connection options of a command, except for the address."""
+
+    tls: bool = setting(False, _GROUP, "use TLS, with the authorities that this system trusts")
+    token_file: Path | None = setting(
+        None, _GROUP, "file with a bearer token, read before each call"
+    )
+    ca: Path | None = setting(
+        None, _GROUP, "PEM file with the authorities for the service's certificate; implies TLS"
+    )
+    cert: Path | None = setting(
+        None, _GROUP, "PEM file with a certificate chain to show, where TLS is mutual"
+    )
+    key: Path | None = setting(None, _GROUP, "PEM file with its key")
+    server_name: str | None = setting(
+        None,
+        _GROUP,
+        "the name in the service's certificate, if it is not the host of the address",
+        metavar="NAME",
+    )
+
+
+_SETTINGS: Final = tuple(
+    replace(item, setting=replace(item.setting, shown=f"${item.variable}"))
+    for item in declared(ConnectionOptions)
+)
+CONNECTION_VARIABLES: Final = tuple(item.variable for item in _SETTINGS)
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--tls`, `--ca`, `--cert`, `--key`, `--server-name` and `--token-file`."""
-    group = parser.add_argument_group("connection")
-    group.add_argument(
-        "--tls",
-        action="store_true",
-        help=f"{_TLS.setting.help} (default: ${_TLS.variable})",
-    )
-    for flag, help_text in _FILES.items():
-        _add(group, flag, Path, "FILE", help_text)
-    name_help = "the name in the service's certificate, if it is not the host of the address"
-    _add(group, _SERVER_NAME, str, "NAME", name_help)
+    """Add a flag for each of the connection options."""
+    group = parser.add_argument_group(_GROUP)
+    for item in _SETTINGS:
+        if item.kind is bool:
+            text = f"{item.setting.help} (default: {item.shown_default})"
+            group.add_argument(f"--{item.flag}", action="store_const", const=ON, help=text)
+        else:
+            add_to(group, [item])
 
 
 def reject_connection_options(args: argparse.Namespace, reason: str) -> None:
-    """Raise UsageError if a connection option was passed as a flag. Options whose environment
-    variable is set are not checked."""
-    for name in (*_NAMES, "tls"):
-        is_given = bool(getattr(args, name.replace("-", "_")))
-        if is_given and not os.environ.get(variable_of(name)):
-            raise UsageError(f"--{name} cannot be combined with {reason}")
+    """Raise UsageError if a connection option was passed as a flag."""
+    for item in _SETTINGS:
+        if getattr(args, item.name) is not None:
+            raise UsageError(f"--{item.flag} cannot be combined with {reason}")
+
+
+def read_connection_options(args: argparse.Namespace) -> ConnectionOptions:
+    """Return the connection options that flags or environment variables set; an empty variable sets
+    no file or name. Raises UsageError if the variable of `--tls` is neither on nor off."""
+    from penstock.server.settings.sources import BadSetting, gather
+
+    texts = {item.variable for item in _SETTINGS if item.kind is not bool}
+    environment = {name: text for name, text in os.environ.items() if text or name not in texts}
+    try:
+        return gather(_SETTINGS, vars(args), environment).build(ConnectionOptions, {})
+    except BadSetting as error:
+        raise UsageError(str(error)) from None
 
 
 def client_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,20 +104,22 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
     `client_options` does."""
     from penstock.client import TlsConfig
 
-    is_tls = _is_tls_set(args) or any((args.ca, args.cert, args.key))
-    if args.server_name is not None and not is_tls:
+    options = read_connection_options(args)
+    files = {"ca": options.ca, "cert": options.cert, "key": options.key}
+    is_tls = options.tls or any(files.values())
+    if options.server_name is not None and not is_tls:
         raise UsageError("--server-name requires --tls or --ca")
     try:
-        tls = TlsConfig(ca=args.ca, cert=args.cert, key=args.key) if is_tls else None
+        tls = TlsConfig(**files) if is_tls else None
     except ValueError:
-        given, lacking = ("cert", "key") if args.key is None else ("key", "cert")
+        given, lacking = ("cert", "key") if options.key is None else ("key", "cert")
         raise UsageError(f"--{given} requires --{lacking}") from None
-    for name in ("ca", "cert", "key"):
-        if (path := getattr(args, name)) is not None:
+    for name, path in files.items():
+        if path is not None:
             _check_pem(name, path)
-    if args.token_file is not None:
-        _token_reader(args.token_file)
-    return {"tls": tls, "server_name": args.server_name, "token_file": args.token_file}
+    if options.token_file is not None:
+        _token_reader(options.token_file)
+    return {"tls": tls, "server_name": options.server_name, "token_file": options.token_file}
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
@@ -119,7 +144,8 @@ def connect_for_streams(args: argparse.Namespace) -> "Client":
 def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _ClientT:
     from penstock.client import ChannelConfig, RetryPolicy
 
-    options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
+    options = client_options(args)
+    channel = ChannelConfig(server_name=read_connection_options(args).server_name)
     retry = RetryPolicy(on_retry=report_retry)
     try:
         return kind(args.address, channel=channel, retry=retry, **options)
@@ -128,8 +154,8 @@ def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _Client
 
 
 def report_retry(error: "PenstockError", wait_s: float) -> None:
-    """Report a wait of at least `_LONG_WAIT_S` seconds before a retry on stderr, because it would
-    look like a hanging service."""
+    """Report on stderr that a request is retried after a wait of at least `_LONG_WAIT_S` seconds.
+    Without this report the command would seem to hang."""
     if wait_s >= _LONG_WAIT_S:
         line = f"{describe_error(error)}: trying again in {wait_s:.0f} s; Ctrl-C to stop"
         print(line, file=sys.stderr, flush=True)
@@ -157,37 +183,6 @@ def bare_channel(
         return grpc.aio.secure_channel(target, credentials, options=channel_options), metadata
 
     return opened
-
-
-class _Options(Protocol):
-    """A group of options. Its class is private to argparse."""
-
-    def add_argument(self, *names: str, **how: Any) -> object:
-        """Same as `argparse.ArgumentParser.add_argument`."""
-        ...
-
-
-def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
-    variable = variable_of(flag)
-    given = os.environ.get(variable)
-    group.add_argument(
-        f"--{flag}",
-        type=kind,
-        metavar=metavar,
-        default=None if not given else kind(given),
-        help=f"{text} (default: ${variable})",
-    )
-
-
-def _is_tls_set(args: argparse.Namespace) -> bool:
-    """Return True if `--tls` is given, else the value of its environment variable, read like the
-    variables of settings. Raises UsageError if that is neither on nor off."""
-    from penstock.server.settings.sources import BadSetting, gather
-
-    try:
-        return bool(gather([_TLS], {"tls": args.tls or None}, os.environ).value("tls"))
-    except BadSetting as error:
-        raise UsageError(str(error)) from None
 
 
 def _check_pem(name: str, path: Path) -> None:

@@ -25,7 +25,7 @@ STDIN = "-"
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `generate` to the command line."""
+    """Add the `generate` subcommand."""
     parser = subparsers.add_parser(
         "generate",
         help="generate text from a prompt",
@@ -41,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("generate", lambda: asyncio.run(_generate(args)))
 
 

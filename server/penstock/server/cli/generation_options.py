@@ -57,8 +57,8 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(args: argparse.Namespace) -> "GenerationOptions":
-    """Return the generation options, by the name of the client's argument. The value is None if the
-    flag is not given, for `stop` an empty list."""
+    """Return the generation options, keyed by the name of the client's argument. The value is None
+    if the flag is not given; for `stop` it is an empty list."""
     from penstock.client import Adapter
 
     return {

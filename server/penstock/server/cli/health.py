@@ -13,7 +13,7 @@ _DEFAULT_SERVICE = "penstock.v1.GenerationService"
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `health` to the command line."""
+    """Add the `health` subcommand."""
     parser = subparsers.add_parser(
         "health",
         help="check whether a service is serving",
@@ -36,7 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("health", lambda: _check(args))
 
 

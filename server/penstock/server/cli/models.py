@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `models` to the command line."""
+    """Add the `models` subcommand."""
     parser = subparsers.add_parser(
         "models",
         help="list the models of a service",
@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("models", lambda: _list_models(args))
 
 

@@ -23,7 +23,8 @@ def printable(text: str) -> str:
 
 
 def write_text(text: str) -> None:
-    """Write and flush text: `printable` on a terminal, unchanged to a pipe or a file."""
+    """Write `text` to stdout and flush it. On a terminal, control characters are replaced (see
+    `printable`)."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -36,8 +37,8 @@ def event_json(event: "Event") -> str:
 
 
 def value_json(value: Any, **instead: Any) -> str:
-    """Return a dataclass instance as one line of JSON. `instead` has values that replace those of
-    some fields."""
+    """Return a dataclass instance as one line of JSON. The values in `instead` replace those of the
+    fields with the same names."""
     return json.dumps({**plain(value), **instead})
 
 

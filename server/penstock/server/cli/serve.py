@@ -49,7 +49,7 @@ OPERATIONS_LINE = re.compile(r"^penstock operations on (\S+)")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `serve` to the command line."""
+    """Add the `serve` subcommand."""
     parser = subparsers.add_parser(
         "serve",
         help="run a service",
@@ -130,9 +130,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     Most likely they are misspelt. The variables of other commands are excluded, and so are those
     that Kubernetes sets for services called penstock, penstock-metrics or penstock-operations.
     """
-    from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
-
-    others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, KERNELS_VARIABLE, *CONNECTION_VARIABLES)
+    others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *CONNECTION_VARIABLES)
     known = {*others, *_variables()}
     of_kubernetes = tuple(
         variable_of(name + kind)

@@ -57,7 +57,7 @@ _PLANS_STEPS = "the engine plans its own steps"
 _EVICTS_BLOCKS = "the engine evicts its own blocks; it supports retention but not sessions"
 _WITHOUT_EFFECT = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
-    "threads": "it does not use the CPU",
+    **dict.fromkeys(("threads", "cpu_kernels"), "it does not use the CPU"),
     "quantization": "it serves checkpoints as they are quantised",
     **dict.fromkeys(
         ("target_itl_ms", "max_prefill_share", "deadline_admission", "min_deadline_chance"),

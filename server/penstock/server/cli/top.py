@@ -25,7 +25,11 @@ from penstock.server.cli.connection import (
     run_reporting,
     seconds,
 )
-from penstock.server.cli.connection_options import add_connection_options, client_options
+from penstock.server.cli.connection_options import (
+    add_connection_options,
+    client_options,
+    read_connection_options,
+)
 from penstock.server.cli.report import plain
 from penstock.server.cli.top_state import MAX_REQUESTS, SORT_KEYS, TopState
 
@@ -45,7 +49,7 @@ _NO_WIDTH = 10_000
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `top` to the command line."""
+    """Add the `top` subcommand."""
     parser = subparsers.add_parser(
         "top",
         help="monitor a service: requests, tokens, latency, the KV cache",
@@ -66,7 +70,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     return run_reporting("top", lambda: _top(args))
 
 
@@ -95,7 +99,8 @@ def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
     try:
         # The command polls anyway, so a query must not wait for an unreachable service.
         channel = ChannelConfig(
-            max_reconnect_backoff_s=DEFAULT_INTERVAL_S, server_name=args.server_name
+            max_reconnect_backoff_s=DEFAULT_INTERVAL_S,
+            server_name=read_connection_options(args).server_name,
         )
         return SyncOperationsClient(
             args.address, retry=NO_RETRY, channel=channel, **client_options(args)
@@ -170,8 +175,8 @@ def _json(state: TopState) -> str:
 
 @contextlib.contextmanager
 def _keys(terminal: TextIO) -> Generator[bool]:
-    """Let keys be read one by one, without Enter, in this context. Yields False if `terminal` is
-    not a terminal."""
+    """Switch `terminal` to unbuffered input (cbreak mode) while the context is active, and yield
+    True. Yields False if `terminal` is not a terminal."""
     if not terminal.isatty():
         yield False
         return

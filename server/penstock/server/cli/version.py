@@ -9,12 +9,12 @@ from penstock.server.cli.installation import PARTS, version_of
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `version` to the command line."""
+    """Add the `version` subcommand."""
     subparsers.add_parser("version", help="print versions")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return the exit code."""
+    """Run the command and return its exit code."""
     del args
     return run_reporting("version", _print_versions)
 

@@ -61,7 +61,8 @@ class RequestAccount:
     """The data for the record of one request, except those that `live` has.
 
     Attributes:
-        call_timeout_s: Timeout of the call on arrival, in seconds; infinite without one.
+        call_timeout_s: Time from the arrival of the call to its deadline, in seconds; infinite
+            without a deadline.
         ceilings: The maximum priorities of its tenant.
         live: The request in the front; None until the front has registered it.
         failure: The error returned to the caller; None while there is none.
@@ -255,7 +256,7 @@ class Accounts:
         self._pending.flush(now_s - MAX_WAIT_S)
 
     def flush(self) -> None:
-        """Write all waiting records, because the engine is lost and sends no more events."""
+        """Write all waiting records. Call this when no more events of the engine will arrive."""
         self._pending.flush(float("inf"))
 
     def _record(self, account: RequestAccount) -> None:
@@ -294,7 +295,7 @@ class PendingRecords:
         """Keep `account` until the output `key` has ended in the engine or until `flush`, and then
         record it.
 
-        Above MAX_WAITING accounts, the oldest is recorded now.
+        If more than MAX_WAITING accounts wait, the oldest is recorded immediately.
         """
         self._waiting[key] = account
         if len(self._waiting) > MAX_WAITING:

@@ -1,5 +1,5 @@
 """Takes over streams that the engine keeps for Resume (attaches them to this front, the gRPC server
-process), and detaches them.
+process), and detaches a stream again if its client has disconnected meanwhile.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
 history (the events so far) like other events. When the stream is read, `ClientPosition` removes the
@@ -87,11 +87,11 @@ class Attachments:
     async def _call(
         self, port: EnginePort, request_id: str, tenant: str, ceilings: PriorityCeilings
     ) -> "asyncio.Task[LiveRequest] | RequestError | Attached | None":
-        """Request the stream from the engine and return the response; None if the engine was lost.
+        """Request the stream from the engine, and start the request if the engine has it.
 
-        If the engine has the stream, the result is the task that starts the request, or the error
-        if it cannot start here. If the caller is cancelled, a stream that the engine attaches
-        meanwhile is detached again.
+        Returns the task that starts the request; the error if it cannot start here; the engine's
+        response if the engine has no stream; or None if the engine was lost. If the caller is
+        cancelled, a stream that the engine attaches meanwhile is detached again.
         """
         answers: list[asyncio.Task[LiveRequest] | RequestError | Attached] = []
         is_abandoned = False
@@ -132,8 +132,8 @@ class Attachments:
         """Wait for an engine and return its port. If this front has the request, wait until that
         engine has it too.
 
-        Raises RequestError if the request is not resumable, if there is no such engine by `due_s`,
-        or, without waiting, if this front drains or replays are off.
+        Raises RequestError if the request is not resumable, if this front drains, or if there is no
+        such engine by `due_s`. If replays are off, does not wait.
         """
         front = self._front
         while True:
@@ -192,7 +192,8 @@ class Attachments:
         """Tokenise the prompt of the attached request, create its outputs and apply its history.
 
         Returns the request. Raises RequestError if the prompt is rejected, if no engine is
-        connected, or if the request was cancelled or attached by another front.
+        connected and replays are off, or if the request has failed meanwhile, for example because
+        another front has attached it.
         """
         front, resume_spec, generation = self._front, attachment.resume_spec, request.generation
         try:
@@ -230,7 +231,7 @@ class Attachments:
     async def _catch_up(self, request: LiveRequest, attachment: Attachment) -> None:
         """Apply the history and the events that arrive meanwhile, with pauses for the event loop.
 
-        Raises RequestError if the request was cancelled, or if another front has attached it.
+        Raises RequestError if the request has failed meanwhile, see `_raise_if_over`.
         """
         request.is_backlog_unlimited = True
         keys = set(attachment.keys)
@@ -272,7 +273,8 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Raise RequestError if the request was cancelled, or if another front has attached it."""
+    """Raise the error of the request if it has failed, for example because another front has
+    attached it."""
     if request.stream.failure is not None:
         raise RequestError(request.stream.failure)
 
@@ -283,10 +285,10 @@ class ClientPosition:
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
     complete prompt. `tokens` has the number of tokens of each output, by output index, that the
-    client has received and that `remaining_events` has not skipped yet. `begun` has the outputs of
-    which the client has received tokens, until a later `TokensPiece` of the output is sent. If such
-    an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is skipped, because
-    that text was sent with the last token.
+    client has received and that `remaining_events` has not skipped yet. `begun` has the index of
+    each output of which the client has received tokens, until more of that output is sent. If such
+    an output has ended with STOP or LENGTH, its last text (a `TokensPiece` without tokens) is
+    skipped too, because the client received it together with the last token.
     """
 
     is_accepted: bool = False
@@ -297,11 +299,11 @@ class ClientPosition:
     def remaining_events(
         self, batch: Iterable[StreamEvent], live: LiveRequest
     ) -> list[StreamEvent]:
-        """Return the part of `batch` that the client has not received. A `TokensPiece` in `batch`
+        """Return the events of `batch` that the client has not received. A `TokensPiece` in `batch`
         must have at most one token.
 
-        Raises RequestError (SEQUENCE_UNAVAILABLE) if an output ended with fewer tokens than
-        received.
+        Raises RequestError (SEQUENCE_UNAVAILABLE) if the stream has finished and an output has
+        fewer tokens than the client claims to have received.
         """
         return [event for event in batch if self._is_new(event, live)]
 

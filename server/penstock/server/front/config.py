@@ -59,18 +59,19 @@ class FrontConfig:
     """Limits and defaults of one front. Raises SettingError, which names the invalid field.
 
     The limits of requests are those of `penstock.v1.ModelLimits`, which publishes them. A message
-    that combines several steps is split at `max_message_bytes_hint`, or at
-    `max_shared_message_bytes_hint` if it carries events of several requests or if the client asked
-    for large messages. `max_resume_bytes` (including prompts) and `max_detached_requests` limit the
-    streams that the engine keeps for Resume; above a limit, streams of the tenant that uses the
-    most of it are dropped.
+    that combines several steps is split if it would exceed the soft limit `max_message_bytes_hint`.
+    For messages that carry events of several requests, or if the client requested larger messages,
+    the soft limit is `max_shared_message_bytes_hint`. `max_resume_bytes` (including prompts) and
+    `max_detached_requests` limit the streams that the engine keeps for Resume. If a limit is
+    exceeded, streams of the tenant with the most bytes or the most detached requests are dropped.
 
     Attributes:
         max_chunk_tokens: The maximum of `min_chunk_tokens` in a request.
         acceptance_delay_s: Maximum time that the first message waits for the engine's first event,
             in seconds. A rejected request then fails before its first message, so that the client
             may retry it.
-        retry_after_s: The value of RetryInfo if the engine has no estimate, in seconds.
+        retry_after_s: The delay in RetryInfo of a retryable error if there is no estimate, in
+            seconds.
         is_prefix_caching: Whether requests with equal prefixes share KV cache blocks. Without it,
             only the outputs of one request share blocks.
         shares_prefixes_across_tenants: Whether requests of different tenants share blocks. If so, a

@@ -75,15 +75,15 @@ class QuotaViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The details of a failed call that are returned to the caller, whether the request was
-    rejected or had started.
+    """The error details that a failed call returns to the caller, both for a rejected request and
+    for one that fails later.
 
     Attributes:
         message: Text for humans; empty for the standard message of `reason`.
         metadata: The error metadata that the API defines for `reason`.
         retry_after_s: Seconds until the caller may retry; infinite if it must not. None: the
             default of the front (gRPC server process) if `reason` is retryable.
-        quota: The violation, for QUOTA_EXCEEDED.
+        quota: The quota violation; set only for QUOTA_EXCEEDED.
     """
 
     reason: ErrorReason
@@ -131,8 +131,8 @@ def unsupported_feature(
     """Return the error for an unsupported feature. Features are named as in ModelFeatures.
 
     `path` is the request field that uses the feature. `executor` is the name of the executor that
-    does not support it; it is empty if no executor supports it here. `cause` replaces the standard
-    text.
+    does not support it; empty if this does not depend on the executor. `cause` replaces the
+    standard text.
     """
     lacking = f"the {executor} executor" if executor else "this service"
     cause = cause or (
@@ -156,10 +156,10 @@ def quota_exceeded(tenant: str, breach: QuotaBreach) -> RequestError:
 def limit_exceeded(
     tenant: str, setting: str, limit: int, counted: str, retry_after_s: float | None
 ) -> RequestError:
-    """Return the error for a tenant that exceeds the `limit` of a setting.
+    """Return the error for a tenant that exceeds `limit`, the value of the setting `setting`.
 
-    `counted` is the plural noun for what the setting limits, for the message. `retry_after_s`: see
-    `Failure`.
+    `counted` is the plural noun for what the setting limits, for the message, such as "waiting
+    requests". `retry_after_s`: see `Failure`.
     """
     owner = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
     return RequestError(

@@ -373,7 +373,8 @@ class Front:
         self._router.dispatch(events, self.clock())
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Detach a request that another front has taken over, or that the engine has dropped.
+        """Remove a request that another front has taken over, or that the engine has dropped. If a
+        client reads it here, its call ends with STREAM_SUPERSEDED.
 
         `name` is the engine's id of the request, and `keys` are the keys of its outputs.
         """
@@ -397,7 +398,8 @@ class Front:
         self.replays.on_engine_lost(waiting)
 
     def on_no_further_engine(self) -> None:
-        """End the requests that wait for an engine, because no further engine will be started."""
+        """Fail the requests that wait for an engine with ENGINE_DOWN, because no further engine
+        will be started."""
         self.replays.disable()
 
     def fail_all(self, failure: Failure) -> None:
@@ -513,8 +515,8 @@ class Front:
                 self.prompts.quotas.refund(request.tenant, request.num_prompt_tokens)
 
     def _end_unread(self) -> None:
-        """Remove ended requests whose readers have not read to the end (see `RequestTable.unread`),
-        because this front is full."""
+        """Remove ended requests that are unread (see `RequestTable.unread`), because this front is
+        full."""
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:

@@ -132,7 +132,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_records(self) -> bool:
-        """True if each token is sent with its id."""
+        """True if each token is sent with a record of its id."""
         return self.return_token_ids or self.num_logprobs >= 0
 
 
@@ -147,8 +147,8 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Settings of a resumable request, which continues for `grace_s` seconds after the reader of
-    its stream has disconnected.
+    """Settings of a resumable request, which continues for up to `grace_s` seconds after the reader
+    of its stream has disconnected.
 
     `message` is the request message from the client, serialised, from which any front (gRPC server
     process) can recreate the request. It contains the prompt, so it must not be logged.

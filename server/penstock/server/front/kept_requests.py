@@ -1,9 +1,9 @@
 """Submits requests; the engine keeps the streams of those that are resumable.
 
-Converts a resumable request to a `KeptRequest`, for its first engine and for later engines. For a
-later engine it includes the history (the tokens and ends so far), from which another front
-(gRPC server process) can resume the request. Also keeps the results of ended requests, for later
-engines.
+Converts a resumable request to a `KeptRequest` each time it is submitted to an engine. After a
+restart of the engine, this includes the history (the tokens and ends so far), from which another
+front (gRPC server process) can resume the request. Also stores the results of ended requests, to
+submit them to the next engine.
 """
 
 from collections import deque
@@ -50,7 +50,8 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
 
 
 def kept_of(request: LiveRequest) -> KeptRequest | None:
-    """Return the data with which the engine keeps the stream of a started request for Resume.
+    """Return the part of a submission that makes the engine keep the stream of a started request
+    for Resume.
 
     Returns None if the request ends with its call, or if it has a history (see `_history_of`) and
     its client requested log probabilities, because a history does not contain them.
@@ -80,7 +81,8 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def result_of(request: LiveRequest) -> KeptRequest | None:
-    """Return the data with which another engine keeps the stream of an ended request for Resume.
+    """Return the part of a submission that makes another engine keep the stream of an ended request
+    for Resume.
 
     Returns None if an output has not ended or has ended with neither STOP nor LENGTH, or if
     `kept_of` returns None.
@@ -101,8 +103,8 @@ def submit_result(port: EnginePort, request: LiveRequest) -> None:
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
-    """Return the tokens and ends so far of the outputs that are not generated again; None if there
-    are none."""
+    """Return the tokens and ends so far of those outputs that the next engine does not generate
+    again; None if there are none."""
     delivered = [output for output in request.outputs if not output.num_repeating]
     keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
     tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]

@@ -168,9 +168,12 @@ class LiveRequest:
         return RequestState.COMPLETED if self.stream.failure is None else RequestState.ERROR
 
     def is_unread_since(self, since_s: float) -> bool:
-        """Return True if the stream ended before `since_s`. Call this for a request in the table,
-        from which a request is removed once its stream is read to the end. Always False if
-        `is_backlog_unlimited`."""
+        """Return True if the stream ended before `since_s` and is still unread. Always False if
+        `is_backlog_unlimited`.
+
+        Call this only for a request in the table: once its stream is read to the end, a request is
+        removed from there.
+        """
         is_over = self.stream.is_closed and not self.is_backlog_unlimited
         return is_over and self.phases.segments[-1].start_s < since_s
 

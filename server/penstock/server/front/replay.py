@@ -340,8 +340,8 @@ def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
 def _continued(
     spec: RequestSpec, output: LiveRequestOutput, limits: Limits, *, is_kept: bool
 ) -> RequestSpec:
-    """Return `spec` with the tokens of the output so far appended to its prompt, so that it
-    continues.
+    """Return `spec` with the tokens of the output so far appended to its prompt, so that the engine
+    generates only the tokens after them.
 
     Returns `spec` unchanged if the output must be generated again from its start. Sets
     `output.num_repeating`. `is_kept` is True for a resumable request.

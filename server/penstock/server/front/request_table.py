@@ -113,8 +113,8 @@ class RequestTable:
             self._by_key.pop(output.key, None)
 
     def owns_keys(self, request: LiveRequest) -> bool:
-        """Return True if this front has assigned all keys of the request, and False if another
-        front has submitted the request."""
+        """Return True if this front has assigned the keys of all live outputs of the request, and
+        False if another front has submitted the request."""
         first = self._first_key
         return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
 

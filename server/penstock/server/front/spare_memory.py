@@ -1,10 +1,10 @@
 """Returns freed memory to the operating system after a burst of calls.
 
-Decides when to return it, and calls glibc for that. glibc keeps nearly all freed memory, as pages
-between live allocations, in one arena per thread of the gRPC core. Large blocks should always be
-mapped separately (`map_large_blocks_separately`): by default glibc maps the first large block, but
-then raises its threshold and allocates the next one from an arena. Without glibc the functions have
-no effect.
+Decides when to return it, and calls glibc for that. Each thread of the gRPC core has an arena, in
+which glibc keeps nearly all freed memory, because its pages lie between live allocations. Large
+blocks should always be mapped separately (`map_large_blocks_separately`): by default glibc maps the
+first large block, but then raises its threshold and allocates the next one from an arena. Without
+glibc the functions have no effect.
 """
 
 import ctypes

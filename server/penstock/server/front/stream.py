@@ -2,10 +2,10 @@
 
 The backlog is one list: the engine's events are appended, and the writer takes all that are due at
 once. A write therefore carries one token while the reader keeps up, and more under load or if the
-client requested larger messages. Tokens are counted per output, because a message carries tokens of
-one output only. At most one timer runs, and it is not reset for each token. The writer serves only
-this stream, or many streams (`watched_write.py`). Does not use gRPC and does not interpret the
-events.
+client requested larger messages. For these, tokens are held back. They are counted per output,
+because a message carries tokens of one output only. At most one timer runs for them, and it is not
+reset for each token. The writer serves only this stream, or many streams (`watched_write.py`). Does
+not use gRPC and does not interpret the events.
 
 All code runs on one event loop; appending never blocks.
 """
@@ -209,8 +209,8 @@ class TokenStream(WatchedWrite):
         return self._failure
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Make `wake` call `on_ready` instead of waking `take`, because the stream shares its
-        writer with other streams.
+        """Make `wake` call `on_ready` instead of waking `take`, for a stream that shares its writer
+        with other streams.
 
         `on_ready` is not called for events that are in the backlog already.
         """
@@ -271,7 +271,7 @@ class TokenStream(WatchedWrite):
 
     def fail(self, failure: Failure) -> None:
         """End the stream with an error. The backlog can still be taken; after it `take` raises the
-        error."""
+        error. Does nothing if the stream is closed."""
         if not self.is_closed:
             self._failure = failure
             self.close()
@@ -327,9 +327,9 @@ class TokenStream(WatchedWrite):
         """Take the events that are due now, with at most `max_tokens` tokens; the list may be
         empty.
 
-        An event that exceeds `max_tokens` stays in the backlog, and so do the events after it.
-        Returns no more than can be written in one iteration of the event loop; `on_ready` (see
-        `attach`) is then called again for the others.
+        The first event with which the total would exceed `max_tokens` stays in the backlog, and so
+        do the events after it. Returns no more than can be written in one iteration of the event
+        loop; `on_ready` (see `attach`) is then called again for the others.
         """
         if self._text is not None:
             self._keep_text()

@@ -62,7 +62,7 @@ class EchoedPrompt:
         """Yield the text and the ids of the prompt, which are known before the engine has computed
         it.
 
-        With logprobs, yields only the first of the ids, which has no log probability.
+        With logprobs, yields the text and only the first id, which has no log probability.
         """
         for start in range(0, len(self._text), MAX_PART_CHARS):
             yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])
@@ -137,7 +137,8 @@ def accepted_event(
 
 
 class StreamHead:
-    """The events of one stream before its output. `prompt` is the part of the prompt to deliver.
+    """The events of one stream before its output. `prompt` is the prompt, as far as the client
+    requested it.
 
     `is_due` is True from `prepare` until the acceptance is sent. `queue_position` is the first
     queue position of the first output, None before it is known.

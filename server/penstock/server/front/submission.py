@@ -136,9 +136,10 @@ def hash_prompt(
     """Return the prompt with the hashes of its full blocks.
 
     The hashes start from a salt, and only requests with the same salt share blocks (see
-    `shared_salt`). If `shares_across_tenants`, the salt does not contain the tenant. Without prefix
-    caching, or with prompt logprobs, which need every position computed, the salt is random, so
-    that only the outputs of this request share blocks; with a single output there are no hashes.
+    `shared_salt`). If `shares_across_tenants`, the salt does not contain the tenant. The salt is
+    random without prefix caching, and for prompt logprobs, because they need every position to be
+    computed. Then only the outputs of this request share blocks; with a single output there are no
+    hashes.
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
@@ -259,8 +260,8 @@ def _after(start_s: float, duration_s: float | None) -> float:
 def _deadline(generation: GenerationSpec, times: CallTimes, limits: Limits) -> tuple[float, str]:
     """Return the earliest deadline and its kind (see `Submission`).
 
-    The server's deadline is its maximum if the request or the call has a deadline, otherwise its
-    default.
+    The deadline of the server is `max_deadline_s` after the arrival if the request or the call has
+    a deadline, otherwise `default_deadline_s` after the arrival.
     """
     config = limits.config
     total_s = _after(times.arrival_s, generation.urgency.total_deadline_s)

@@ -143,15 +143,15 @@ class EngineBoard:
     def publish_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """Publish the state of the queue, with which a front decides without a query to the engine
-        whether to reject a request. The fields are those of `QueueState`."""
+        """Publish the state of the queue, so that a front can decide whether to reject a request
+        without a query to the engine. The arguments are described in `QueueState`."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
         self._floats[_QUEUE_S] = math.nan if estimated_queue_s is None else estimated_queue_s
 
     def publish_load(self, num_running: int, num_used_blocks: int, num_output_tokens: int) -> None:
-        """Publish the load, for load balancing. The fields are those of `LoadState`."""
+        """Publish the load, for load balancing. The arguments are described in `LoadState`."""
         words = self._words
         words[_NUM_RUNNING] = num_running
         words[_NUM_USED_BLOCKS] = num_used_blocks

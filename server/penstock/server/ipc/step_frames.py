@@ -63,7 +63,8 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class _Change(msgspec.Struct, frozen=True, array_like=True):
-    """A union of dataclasses, exactly one of which is set. msgspec unions support only structs."""
+    """A union of dataclasses: exactly one field is not None. msgspec unions support only
+    structs."""
 
     queued: Queued | None = None
     admitted: Admitted | None = None
@@ -90,7 +91,7 @@ class _Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _End(msgspec.Struct, frozen=True, array_like=True):
-    """A union of dataclasses, exactly one of which is set; see `_Change`."""
+    """A union of dataclasses: exactly one field is not None; see `_Change`."""
 
     finished: Completed | None = None
     failed: Failed | None = None

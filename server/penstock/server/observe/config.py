@@ -25,11 +25,12 @@ class TracingConfig:
     """Settings of tracing. The `OTEL_*` variables configure the export.
 
     `is_on` is True if traces are exported. If `has_next_rpc_keys`, spans also have the RPC
-    attributes of the next release of the OpenTelemetry semantic conventions. Traces of some
-    requests are always kept, regardless of the sampling ratio and the decision of the parent:
-    requests that ended with a server error, were replayed after an engine crash, or were preempted,
-    and requests whose TTFT (time to first token) exceeds `slow_ttft_s` or whose duration exceeds
-    `slow_s`.
+    attributes of the next release of the OpenTelemetry semantic conventions.
+
+    The traces of some requests are always kept, regardless of the sampling ratio and the sampling
+    decision of the caller. These requests ended with a server error, were replayed after an engine
+    crash, were preempted, had a TTFT (time to first token) above `slow_ttft_s`, or had a duration
+    above `slow_s`.
     """
 
     is_on: bool = False
@@ -122,8 +123,9 @@ class FlightConfig:
 class ObserverConfig:
     """Settings of the observer process, which exports metrics and traces.
 
-    A port of None is not opened; 0 selects any free port. Each tenant in `metrics_tenants` adds a
-    few time series. An invalid value raises SettingError, which names the field.
+    If a port is None, it is not opened; if it is 0, any free port is used. Each tenant in
+    `metrics_tenants` adds a few time series. An invalid value raises SettingError, which names the
+    field.
     """
 
     operations_port: int | None = setting(

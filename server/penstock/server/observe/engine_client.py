@@ -1,7 +1,7 @@
 """The observer's connection to the engine: queries live requests, and sends commands that set the
 log level or profile the engine.
 
-It is not a front (gRPC server process): it submits no requests and receives no events of steps.
+Unlike a front (gRPC server process), the observer submits no requests and receives no step events.
 """
 
 import asyncio

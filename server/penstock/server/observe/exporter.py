@@ -1,7 +1,7 @@
 """A front's connection to the observer process: sends records of ended requests in batches, without
 blocking.
 
-A front is a process that serves gRPC. This module opens its connection, buffers unsent records and
+A front is a process that serves gRPC. This module opens the connection, buffers unsent records and
 counts dropped records. If the observer is down or slow, records are dropped, and the front is not
 delayed. The listening socket stays open when the observer dies, so the next observer receives what
 fronts have sent meanwhile.
@@ -106,8 +106,8 @@ class Exporter:
         self._connection.start()
 
     def offer(self, payload: bytes) -> bool:
-        """Queue one encoded record. If there is no observer or the buffer is full, drops and counts
-        the record and returns False."""
+        """Queue one encoded record and return True. If there is no observer or if the buffer is
+        full, drop and count the record and return False."""
         if self._is_absent:
             self.dropped[NO_OBSERVER] += 1
             return False

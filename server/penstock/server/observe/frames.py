@@ -16,10 +16,11 @@ from penstock.server.ipc.wire import Codec, TaggedFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeCount:
-    """The number of ended requests (`num`) with one method, status code, reason and finish reason.
+    """The number `num` of ended requests that have the same method, status code, error reason and
+    finish reason.
 
-    The fields are those of `RequestRecord`; `finish_reason` is that of the first output, empty if
-    there is none.
+    The other fields are as in `RequestRecord`. `finish_reason` is that of the first output, empty
+    if there is none.
     """
 
     method: str
@@ -32,16 +33,17 @@ class OutcomeCount:
 class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     """The state of a front.
 
-    Counts without a description are totals since the start of the front; `metrics/catalogue.py`
-    describes them.
+    Counts that are not listed below are totals since the start of the front; they are described in
+    `metrics/catalogue.py`.
 
     Attributes:
         epoch: The number of the engine start, from 1, in the last `EngineHello` that the front
             received; 0 before the first.
         num_streams: Number of open calls.
         num_live: Number of requests that the front has not removed yet.
-        num_backlog_tokens: Number of output tokens that clients have not read.
-        loop_lag_s: The event-loop lag of each tick since the last heartbeat, in seconds.
+        num_backlog_tokens: Number of output tokens that have not been sent to the clients yet.
+        loop_lag_s: The event-loop lags measured since the last heartbeat, in seconds (see
+            `heartbeat_timer.py`).
         queue_estimate_s: The predicted wait of the most recently queued request of this front, in
             seconds; None if it was not predicted.
         queue_estimate_at_s: Time of this prediction on the monotonic clock.
@@ -72,11 +74,11 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontView:
-    """The front's view of a request that it has not removed yet. Times are seconds on the monotonic
-    clock.
+    """A request that a front has not removed yet, as the front sees it. Times are seconds on the
+    monotonic clock.
 
-    `keys` identify the outputs of the request in the engine. `history`: for each phase so far, its
-    name (a value of `SegmentKind`) and its start time.
+    `keys` identify the outputs of the request in the engine. `history` has the name (a value of
+    `SegmentKind`) and the start time of each phase so far.
     """
 
     front_id: int
@@ -116,8 +118,8 @@ class LiveQuery(TaggedFrame, frozen=True, kw_only=True):
 
 
 class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """The response to `LiveQuery`: live requests of a front, in parts. The last part has `is_last`
-    set."""
+    """One part of the response to a `LiveQuery`: some of the live requests of a front. `is_last` is
+    True in the last part."""
 
     ticket: int
     views: tuple[FrontView, ...]

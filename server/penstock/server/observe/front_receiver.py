@@ -128,8 +128,8 @@ class FrontReceiver:
             connection.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
-        """Return the live requests of the fronts that responded within `limit_s` seconds, and
-        whether all connected fronts did."""
+        """Return the live requests of the fronts that responded within `limit_s` seconds, and True
+        if all connected fronts responded."""
         queries = [front.query_live() for front in self._by_id.values()]
         if not queries:
             return (), True

@@ -1,6 +1,7 @@
 """The timer of the heartbeats that a front (gRPC server process) sends to the observer.
 
-The delay of its ticks is the lag of the event loop, by which all streams of the front are delayed.
+The timer ticks ten times per second. The delay of a tick is the lag of the event loop, which delays
+all streams of the front.
 """
 
 import asyncio
@@ -12,8 +13,8 @@ _NUM_TICKS_PER_HEARTBEAT = 10
 
 
 class HeartbeatTimer:
-    """Calls `heartbeat` once per second, with the lag in seconds of each tick since the previous
-    call. The first call has no lags, the last one fewer than ten, every other one ten.
+    """Calls `heartbeat` every ten ticks, about once per second, with the lag of each of these ticks
+    in seconds. The first call has no lags, and the last call has fewer than ten.
 
     `clock` returns monotonic seconds. `loop.time()` is not used, because uvloop updates it once per
     iteration, so it does not advance while a callback runs.

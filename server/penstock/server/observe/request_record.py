@@ -1,12 +1,11 @@
-"""The record of an ended request, which all consumers share.
+"""The record of an ended request, from which metrics, traces and statistics are computed.
 
 Defines the values and their encoding, without protobuf, OpenTelemetry or sockets. A record contains
 no prompt, output or token id, unless content capture is enabled (`content`). All times are seconds
 on the machine's monotonic clock, which all processes of a service share.
 
-Also contains the recorder of a front (gRPC server process), which counts requests by outcome
-and checks the sequence numbers of the records. The recorder never waits for the destination of its
-records.
+Also contains the recorder of a front (gRPC server process), which counts requests by outcome,
+checks the sequence numbers of the records and passes the records on without blocking.
 """
 
 import enum
@@ -27,7 +26,7 @@ UNREADABLE = "unreadable"
 
 
 class SegmentKind(enum.StrEnum):
-    """The phase of a request. The values are also the names of the request's child spans."""
+    """A phase of a request. The values are also the names of the request's child spans."""
 
     PREPARE = "prepare"
     """Parsing, validation, tokenisation."""
@@ -119,11 +118,11 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         num_ahead: Number of requests ahead of it when it was queued; -1 if it was not queued.
         estimated_queue_s: The wait that was predicted when it was queued, in seconds; NaN if there
             was no prediction.
-        stalled_s, num_stalls: Total time, in seconds, and number of the writes that blocked because
-            its client did not read.
+        stalled_s: Total time in seconds for which writes blocked because its client did not read.
+        num_stalls: Number of these writes.
         num_messages: Number of messages sent.
         num_replays: Number of times that it was resubmitted after an engine crash.
-        sequence: Counts the records of a front from 0, so that losses are detected.
+        sequence: Number of the record among those of its front, from 0, to detect lost records.
     """
 
     sequence: int

@@ -88,8 +88,8 @@ def trace_response(trace: TraceParent) -> str:
 
 
 def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
-    """Return the metadata with which a caller can find its trace; empty if the request is not
-    traced."""
+    """Return response metadata by which the caller can find the trace: the trace id and the
+    `traceresponse` header. Empty if the request is not traced."""
     if not trace.trace_id:
         return ()
     return (
@@ -113,7 +113,8 @@ class TraceIds:
         _all_ids.add(self)
 
     def discard_pool(self) -> None:
-        """Discard the pool of random bytes, because a forked process would share it."""
+        """Discard the pool of random bytes. Called in a forked process, which would otherwise
+        generate the same ids as its parent."""
         self._position = _POOL_BYTES
 
     def new_trace_id(self) -> bytes:

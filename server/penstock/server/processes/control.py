@@ -1,10 +1,10 @@
 """Connects a child process to the supervisor.
 
-The connection carries the launch parameters, the startup report and commands. It is a socket pair,
-of which this module uses the child's end. The command to stop is sent over it, not as a signal:
-service managers signal a whole process tree, and an engine that stopped on such a signal would
-interrupt the streams that the fronts (gRPC server processes) are draining. When the supervisor
-dies, its end closes and the child ends immediately.
+The connection carries the launch parameters, the startup report and commands. It is a socket pair;
+this module uses the child's end. The command to stop is sent over it, not as a signal: service
+managers signal a whole process tree, and an engine that stopped on such a signal would interrupt
+the streams that the fronts (gRPC server processes) are draining. When the supervisor dies, its end
+closes and the child ends immediately.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies. Does nothing except on Linux.
+    """Make the kernel kill this process when its parent dies. Has an effect only on Linux.
 
     Needed for a process that may hold the GIL in native code, because then the thread that watches
     the connection cannot run.

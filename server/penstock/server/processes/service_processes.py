@@ -58,7 +58,7 @@ class ServiceProcesses:
         return self._tasks[process]
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """Keep a process alive from now on, and return its task."""
+        """Keep a process alive from now on, and return the task that does so."""
         task = asyncio.create_task(process.keep_alive(), name=process.name)
         self._tasks[process] = task
         task.add_done_callback(lambda _: self._changed.set())
@@ -103,16 +103,15 @@ class ServiceProcesses:
                 task.result()
 
     def has_given_up(self, process: SupervisedProcess) -> bool:
-        """Return True if a process is not restarted because it crashed repeatedly or could not
-        start."""
+        """Return True if a process is no longer restarted, because it crashed repeatedly or could
+        not start."""
         task = self._tasks[process]
         return task.done() and not task.cancelled() and task.exception() is not None
 
     def failed_to_stop(self, process: SupervisedProcess) -> bool:
         """Return True if a process has not ended, or has ended with an error.
 
-        The exit code is ignored for a process that was replaced, or that was only meant to replace
-        another.
+        Errors are ignored if the service does not require the process (see `expect_exit`).
         """
         task = self._tasks[process]
         if process in self._leaving:
@@ -160,7 +159,7 @@ async def _end_engine(
     engine_exit_s: float,
 ) -> None:
     """Stop the engine when the fronts, which are already stopping, have ended, or at the monotonic
-    time `fronts_end_s`; wait for its end."""
+    time `fronts_end_s`. Then wait until the engine has ended, within its time limit."""
     task, waiting = processes.task_of(engine), {processes.task_of(front) for front in fronts}
     while waiting and (left_s := fronts_end_s - time.monotonic()) > 0:
         watched = waiting if task.done() else {*waiting, task}

@@ -329,7 +329,8 @@ class Supervisor:
             self._rolling_restart.cancel()
 
     def _on_observer_message(self, frame: FromChild) -> None:
-        """Execute an operator's command for the whole service."""
+        """Execute an operator's command that the observer passes on: drain the service, or set the
+        log level of this process and of the processes that it starts later."""
         match frame:
             case Drain(timeout_s=timeout_s):
                 self._on_drain_command(timeout_s)

@@ -24,8 +24,8 @@ from penstock.v1 import generation_service_pb2 as pb
 
 
 def begin_call(context: Context, account: RequestAccount) -> CallTimes:
-    """Return the arrival time and the deadline of a call. Stores its timeout in `account`, the data
-    for the record of its request."""
+    """Return the arrival time and the deadline of a call. Stores the timeout of the call in
+    `account`, which holds the data for the record of the request."""
     account.call_timeout_s = call_timeout_s(context)
     arrival_s = account.arrival_s
     deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)
@@ -42,8 +42,9 @@ async def open_request(
     """Validate the message and open its request. The caller must pass the request to
     `Front.release`.
 
-    Counts its unknown fields and lowered priorities. Raises RequestError if the request is
-    rejected, or with `failure` (the error found while the message was parsed) if it is not None.
+    `failure` is the error found while the message was parsed; None if there was none. Counts the
+    unknown fields and the lowered priorities of the message. Raises RequestError with `failure`, or
+    if the request is rejected.
     """
     if failure is not None:
         raise RequestError(failure)
@@ -70,8 +71,8 @@ class Encoder(Protocol):
 
 async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context: Context) -> None:
     """Write the events of `request`, encoded by `encoder`, until its stream ends. Raises
-    RequestError if the request fails or its reader stalls, and CancelledError if the client
-    disconnects."""
+    RequestError if the request fails or its reader stalls, and CancelledError or
+    grpc.aio.BaseError if the client disconnects."""
     stream, clock = request.stream, front.clock
     try:
         while batch := await stream.take():

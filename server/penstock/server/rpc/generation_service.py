@@ -58,8 +58,8 @@ class GenerationService:
     """The handlers of GenerationService, for one gRPC server process. They raise RequestError or
     OtherRequestFailed if a request is rejected or fails.
 
-    Only Multiplex uses `access`, which authorises callers (None: all are authorised), and
-    `large_messages` (None: a separate queue).
+    `access` authorises callers; if it is None, all callers are authorised. `large_messages` is the
+    queue of large messages; if it is None, a new one is created. Only Multiplex uses them.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class GenerationService:
 
 
 class LoopYielder:
-    """Creates the parts of one response, and yields to the event loop after every `_MAX_SLICE_S`
-    seconds of work.
+    """Iterates over generators that do the work for one response, and yields to the event loop
+    after every `_MAX_SLICE_S` seconds of work.
 
     Time is measured across calls of `collect`, because a stream whose events are all ready never
     waits, and would otherwise not yield.
@@ -161,7 +161,7 @@ class LoopYielder:
         self._began_s = time.perf_counter()
 
     async def collect(self, parts: Iterator[T]) -> list[T]:
-        """Return the items of `parts` as a list. Iterating creates the parts."""
+        """Iterate over `parts`, and return its items as a list."""
         made: list[T] = []
         for part in parts:
             made.append(part)
@@ -236,8 +236,8 @@ class ResumeService:
 
 
 class _ResumeEncoder:
-    """An `Encoder` of ResumeResponse messages that leaves out what the client, which is at
-    `position` in the stream, has received already."""
+    """An `Encoder` of ResumeResponse messages. It leaves out the events that the client has already
+    received, according to its `position` in the stream."""
 
     def __init__(
         self, encoder: ResponseEncoder, request: LiveRequest, position: ClientPosition
@@ -247,8 +247,8 @@ class _ResumeEncoder:
         self._position = position
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
-        """Yield the messages of the events that the client has not received. From the first call
-        on, the number of unsent tokens of the request is limited again."""
+        """Yield the messages of the events that the client has not received. Clears
+        `is_backlog_unlimited` of the request, so that its number of unsent tokens is limited."""
         self._request.is_backlog_unlimited = False
         for message in self._encoder.encode(self._position.remaining_events(batch, self._request)):
             yield b"".join((_RESPONSE, varint(len(message)), message))

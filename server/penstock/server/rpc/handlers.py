@@ -9,10 +9,9 @@ No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps 
 ended the call, and with it these frames, until the garbage collector runs, which does not take the
 number of bytes into account.
 
-A method that serves one request receives the account of the request: the data for its record
-(`front/accounts.py`), with the attributes of the call and of the message. The account is closed
-here, where the status of each call is set. The outcome of a cancelled call depends on what ended
-it: its client, its deadline, or the server.
+A method that serves one request receives the account of the request, which collects the data for
+its record (`front/accounts.py`). The account is closed here, where the status of each call is set.
+The outcome of a cancelled call depends on what ended it: its client, its deadline, or the server.
 """
 
 import asyncio
@@ -129,8 +128,8 @@ class CallAccounts:
     def parent_of(self, context: Context) -> RemoteParent | None:
         """Return the remote parent span in the metadata of a call.
 
-        Returns None if tracing is off, or unless there is exactly one `traceparent` and it is
-        valid.
+        Returns None if tracing is off, or if the metadata does not have exactly one `traceparent`,
+        or if that is invalid.
         """
         if not self._accounts.is_tracing:
             return None
@@ -151,8 +150,11 @@ class CallAccounts:
     def describe(
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
-        """Store the id of `message` in `account`, and, if records are kept, its model and options,
-        even if it will be rejected. A missing or invalid id is replaced by a new one."""
+        """Store the id of `message` in `account`; if records are kept, also its options, and its
+        model unless the name is unknown. Call this before the message is validated.
+
+        A missing or invalid id is replaced by a new one.
+        """
         account.request_id = valid_request_id(message) or new_request_id()
         if not self._accounts.is_enabled:
             return
@@ -254,8 +256,8 @@ class HandlerWrapper:
     def internal_error(
         self, method: str, error: Exception, *, request_id: str = "", trace_id: bytes = b""
     ) -> Failure:
-        """Count and log an internal error, with the known ids of its request; return the failure to
-        report."""
+        """Count and log an internal error, with the ids of its request if they are known; return
+        the failure to report."""
         self._on_internal_error()
         # Log only the frames: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))

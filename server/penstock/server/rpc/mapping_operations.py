@@ -29,7 +29,8 @@ _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
 def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
-    """Return the statistics of the service; if `model` is set, `models` has only that model."""
+    """Return the message with the statistics of the service. If `model` is not None, its `models`
+    field has only that model."""
     return pb.ServerStats(
         snapshot_time=timestamp_of(snapshot.time_s),
         uptime_duration=duration_of(snapshot.uptime_s),

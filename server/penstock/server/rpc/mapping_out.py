@@ -2,7 +2,8 @@
 messages.
 
 The tokens of one output since the last write become one `TokenDelta` message. If that would exceed
-the size hint, it is split between two `TokensPiece` events (new text of an output).
+the soft limit of the message size, it is split between two `TokensPiece` events (new text of an
+output). The limit is soft because one event is never split.
 
 The most frequent message, which is the text of one or more tokens, is encoded directly, because
 building and serialising protobuf objects takes several times as long. All other messages use
@@ -71,8 +72,11 @@ class ResponseEncoder:
     __slots__ = ("_max_message_bytes", "_token_bytes", "sequence")
 
     def __init__(self, max_message_bytes: int, token_bytes: TokenBytes = no_token_bytes) -> None:
-        """Create the encoder of one stream. Messages are split if they would exceed
-        `max_message_bytes`, a hint. `token_bytes`: see `ModelText.token_bytes`."""
+        """Create the encoder of one stream. `token_bytes`: see `ModelText.token_bytes`.
+
+        A message that would exceed `max_message_bytes` is split. This is a soft limit, because the
+        text and records of one `TokensPiece` event are never split.
+        """
         self._max_message_bytes = max_message_bytes
         self._token_bytes = token_bytes
         self.sequence = 0
@@ -186,7 +190,7 @@ class ResponseEncoder:
 
 
 def varint(value: int) -> bytes:
-    """Encode the non-negative `value` in base 128, the least significant digits first."""
+    """Encode the non-negative `value` as a protobuf varint."""
     if value < 128:
         return BYTE[value]
     if value < 16384:
@@ -202,8 +206,8 @@ def varint(value: int) -> bytes:
 def encoder_for(
     chunks: ChunkLimits, config: FrontConfig, token_bytes: TokenBytes = no_token_bytes
 ) -> ResponseEncoder:
-    """Return the encoder of one stream. Its size hint is larger if tokens are held back for larger
-    messages."""
+    """Return the encoder of one stream. The soft limit of its message size is larger if tokens are
+    held back for larger messages."""
     max_bytes = config.max_message_bytes_hint
     if chunks.is_holding:
         max_bytes = max(max_bytes, config.max_shared_message_bytes_hint)

@@ -66,7 +66,7 @@ class ModelService:
     """The handlers of ModelService, for one gRPC server process. They raise RequestError if a
     request is rejected.
 
-    `has_operations` is True if the server has OperationsService on another port.
+    `has_operations` is True if the service has an OperationsService, on a separate port.
     """
 
     def __init__(
@@ -219,8 +219,8 @@ def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMetho
 def model_of(
     front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
 ) -> model_pb2.ModelInfo:
-    """Return the description of the one model that a gRPC server process serves. `has_operations`
-    is True if OperationsService is served on a separate port."""
+    """Return the ModelInfo of the one model that a gRPC server process serves. `has_operations` is
+    True if the service has an OperationsService, on a separate port."""
     return model_pb2.ModelInfo(
         name=front.model,
         aliases=front.config.model_aliases,

@@ -68,12 +68,12 @@ class MultiplexEncoder:
         return self.frame(self._responses.encode(batch))
 
     def frame(self, messages: Iterable[bytes]) -> Sequence[bytes]:
-        """Return serialised GenerateResponse messages as serialised MultiplexResponse messages, one
-        for each."""
+        """Wrap each serialised GenerateResponse in a MultiplexResponse, and return these messages,
+        serialised."""
         return [_framed(self._head, data) for data in messages]
 
     def encode_text(self, text: str, num_tokens: int = 1) -> bytes:
-        """Encode text of output 0 without records. The result is the same as that of `encode`."""
+        """Encode text of output 0 without records, exactly as `encode` would, but faster."""
         responses = self._responses
         number = responses.sequence
         data = text.encode()
@@ -111,17 +111,18 @@ def _key_field(key: int) -> bytes:
 
 
 def _framed(head: bytes, data: bytes) -> bytes:
-    """Return one encoded event as a field of MultiplexResponse.
+    """Return one event, which contains `data`, as an encoded field of MultiplexResponse.
 
-    `head` is the encoded key and the tag of `data`. The length of `data` is inserted after it.
+    `head` is the encoded key, followed by the tag of `data`. The length of `data` is inserted after
+    `head`.
     """
     event = b"".join((head, varint(len(data)), data))
     return b"".join((_EVENTS, varint(len(event)), event))
 
 
 def _plain_tokens(batch: Sequence[StreamEvent]) -> TokensPiece | None:
-    """Return `batch` as one event if it has only text of one output and no token records; otherwise
-    None."""
+    """Return the events of `batch` merged into one event, if they have only text of one output and
+    no token records; otherwise None."""
     first = batch[0]
     if not isinstance(first, TokensPiece):
         return None

@@ -2,12 +2,12 @@
 
 Contains the reader and the writer of one call, and ends both. `multiplex_table.py` executes
 commands. After each step of the engine, one message has the events of all requests of the call in
-that step; it is split if it would exceed the size hint. While a write is blocked, the events of the
-requests accumulate, and the next message carries more.
+that step; it is split if it would exceed the soft limit of the message size. While a write is
+blocked, the events of the requests accumulate, and the next message carries more.
 
 The call ends with OK when its client has closed its side and the last request has ended. It ends
 with an error after an invalid command, if the first command does not arrive in time, if its reader
-stalls, or if its last request ends during a drain before the client has closed its side. In all
+stalls, or if the server drains and no request is left before the client has closed its side. In all
 cases, including cancellation and a lost connection, its requests are released (`Front.release_all`)
 immediately.
 """
@@ -104,8 +104,8 @@ class MultiplexWriter:
         """Write one message.
 
         If a client disconnects as soon as it has received its last event, the call is cancelled
-        before the write returns. The write is then awaited for `_LAST_WRITE_S`; if it succeeds, the
-        requests that it ends are recorded as finished.
+        before the write returns. The write is then awaited for up to `_LAST_WRITE_S` seconds. If it
+        succeeds, the requests whose last event it contains are recorded as ended normally.
         """
         if not self._table.has_unwritten_ends:
             await self._write(message)
@@ -236,7 +236,8 @@ class MultiplexService:
 class _Reader:
     """Runs the task that reads commands. If the task fails, closes the writer with the error.
 
-    `internal_error` is the exception if the task failed with anything but a RequestError.
+    `internal_error` is the exception if the task failed with an error that is not a RequestError;
+    otherwise None.
     """
 
     def __init__(

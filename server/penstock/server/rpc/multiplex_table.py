@@ -39,8 +39,8 @@ class MultiplexedRequest:
 
     `num_credit_tokens` is the initial credit, the number of tokens that the client is ready to
     receive; None for no limit. `request` is the live request; None before `start_writing` and if
-    the request was rejected. `is_ended` is True once its last event was taken, or once `take`
-    was called after its failure.
+    the request was rejected. `is_ended` is True when nothing is left to take: after `take` has
+    returned the last event, after `take` of a rejected request, or after `fail_with`.
     """
 
     __slots__ = (
@@ -208,8 +208,8 @@ class MultiplexTable:
         return bool(self._ended)
 
     def submit(self, message: pb.MultiplexSubmit, failure: Failure | None = None) -> None:
-        """Start a request. An error, including the `failure` from parsing, is sent as its last
-        event.
+        """Start a request. If it fails, or if `failure` (the error found while the message was
+        parsed) is not None, the error is sent as the last event of the request.
 
         Raises RequestError if the key is in use, because its events would be ambiguous.
         """

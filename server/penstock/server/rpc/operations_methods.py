@@ -1,5 +1,5 @@
-"""Implements the handlers of penstock.v1.OperationsService, which query and command the processes
-of the service through `Operations`.
+"""Implements the handlers of penstock.v1.OperationsService. They query the processes of the
+service, and send commands to them, through `Operations`.
 
 Checks requests, splits responses into messages, and implements pagination. A page token has the
 sort key of the last entry of a page and a checksum of the list's filters. The next page continues
@@ -170,8 +170,9 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """Return one live request. Raises OtherRequestFailed if there is none, and RequestError if
-        several tenants use its id and the call names no tenant."""
+        """Return one live request, found by its id. Raises OtherRequestFailed if there is none, and
+        RequestError if the id is empty, or if several tenants use it and the call names no tenant.
+        """
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -361,7 +362,7 @@ def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
 def _step_responses(
     records: Iterable[stats_pb2.StepRecord],
 ) -> Iterator[pb.GetFlightRecordResponse]:
-    """Yield messages with as many steps as fit into each message."""
+    """Yield the records in messages, each with as many steps as fit into MAX_CHUNK_BYTES."""
     response, size = pb.GetFlightRecordResponse(), 0
     for record in records:
         num_bytes = record.ByteSize()
@@ -403,8 +404,8 @@ def page_of(
     """Return at most `size` of the sorted `entries`: those after the page whose `next_token` is
     `token`, or the first ones if it is empty.
 
-    `key_of` returns the sort key of an entry. `filters` identifies the list. Raises BadPageToken
-    if `token` is not of this list.
+    `key_of` returns the sort key of an entry. `filters` are the encoded filters of the list. Raises
+    BadPageToken if `token` is not a page token of a list with these filters.
     """
     digest = zlib.crc32(filters)
     if token:

@@ -111,9 +111,10 @@ def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Return credentials that check for newer files at each handshake.
+    """Return credentials that use the latest `tls.material` at each handshake.
 
-    A handshake does not read files, which would block all calls; `tls` is polled elsewhere.
+    A handshake does not read files, because that would block all calls. Other code polls `tls`,
+    which reads changed files.
     """
     used = tls.material
 

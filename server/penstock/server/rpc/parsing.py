@@ -123,7 +123,7 @@ class _FieldCount:
         self._data_bytes: dict[str, int] = {}
 
     def check(self, descriptor: Descriptor) -> None:
-        """Count the fields, numbers and parts of the whole message."""
+        """Count the fields, numbers and parts of the whole message, and check the limits."""
         self._check(descriptor, 0, len(self._data), "")
 
     def _check(self, descriptor: Descriptor, start: int, end: int, prefix: str) -> None:
@@ -175,7 +175,7 @@ def _at_most(path: str, unit: str, number: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """The type of a field. `inner` is its message type, None for other fields.
+    """The type of a field. `inner` is its message type; None if the field is not a message.
 
     `is_request` is True for a GenerateRequest, and `is_part` for a ContentPart of a chat message.
     `is_data` is True for tools, tool calls and template arguments, whose bytes are counted instead
@@ -213,9 +213,9 @@ def _kind_of(field: FieldDescriptor) -> _Kind:
 
 
 def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
-    """Return an encoded message without its long fields and without those after the first
-    `_MAX_SHORT_FIELDS` (see `_MAX_SHORT_BYTES`). A long field that contains the request is kept,
-    without its own long fields."""
+    """Return the first `_MAX_SHORT_FIELDS` fields of an encoded message, except those longer than
+    `_MAX_SHORT_BYTES`. A long field that contains the request is kept, but reduced in the same way.
+    Raises IndexError or ValueError if the wire format is invalid."""
     holders = (GenerateRequest.DESCRIPTOR, MultiplexSubmit.DESCRIPTOR)
     kept = bytearray()
     begun = 0
@@ -233,9 +233,9 @@ def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
 
 
 def num_unknown_fields(message: Message) -> int:
-    """Count the fields that are unknown to this build, at any depth. They have no effect.
+    """Return the number of fields, at any depth, that this release does not know and ignores.
 
-    Call this after the message was checked and read, because it clears unknown fields, and in a
+    Call this after the message was checked and read, because it clears the unknown fields, and in a
     large message also lists of numbers and long texts. Raises RequestError (MALFORMED_REQUEST) if
     there are more than MAX_UNKNOWN_FIELDS, or if they have more than MAX_UNKNOWN_BYTES bytes.
     """
@@ -266,8 +266,9 @@ def num_unknown_fields(message: Message) -> int:
 
 
 def _drop_long_values(message: Message) -> None:
-    """Clear the lists of numbers and the long texts of a message and of the messages in it, except
-    those in lists of more than `_MAX_PARTS_CLEARED` messages. Serialising them would take long."""
+    """Clear the lists of numbers and the long texts of a message and of its nested messages,
+    because serialising them would take long. Lists of more than `_MAX_PARTS_CLEARED` messages are
+    left unchanged."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
             parts = value if is_repeated(descriptor) else (value,)
@@ -312,7 +313,7 @@ def _invalid_strings(
     """Yield the paths of strings that are not UTF-8. Raises IndexError or ValueError if the wire
     format is invalid.
 
-    Each visited field takes an item from `budget`; the search stops when it is used up.
+    Each visited field takes an item from `budget`; the search stops when no item is left.
     """
     seen: dict[int, int] = {}
     for (number, value), _ in zip(_fields(data), budget, strict=False):
@@ -339,8 +340,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield for each field from `position` to `end` its number, the start of its content (-1 if it
-    is not length-delimited), and its end. Raises IndexError or ValueError if the wire format is
+    """For each field from `position` to `end`, yield its number, the start of its content (-1 if
+    it is not length-delimited), and its end. Raises IndexError or ValueError if the wire format is
     invalid."""
     while position < end:
         tag, position = _varint(data, position)
@@ -360,8 +361,8 @@ def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at `position`, and the position after it. Raises IndexError if the data end
-    first, and ValueError if the varint has more than ten bytes."""
+    """Return the varint at `position`, and the position after it. Raises IndexError if the varint
+    is truncated, and ValueError if it has more than ten bytes."""
     result = data[position]
     position += 1
     if result < 0x80:

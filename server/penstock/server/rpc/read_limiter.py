@@ -7,13 +7,14 @@ of half-open calls. It also reports malformed bytes as UNKNOWN with the name of 
 metadata only after a client has acknowledged its settings.
 
 In HTTP/2, a method with one request message does not differ from a method with a request stream.
-Therefore each method is served as a stream here, of which one message is read.
+Therefore methods with one request message are served here as methods with a request stream, and one
+message is read.
 
 A message takes memory while it arrives. Nothing is read from a caller that is not permitted to make
 the call; the handler receives the error, a `Failure`, instead of the message. Other reads are
 limited (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request;
-handlers receive the caller with the message. A handler without a request deserialiser is one of
-Penstock, which takes bytes; the handlers of gRPC take deserialised messages.
+handlers receive the caller with the message. A handler without a request deserialiser belongs to
+Penstock and takes bytes; the handlers of gRPC's services take deserialised messages.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ _UNAUTHENTICATED: Final = Caller(
 
 
 class _CallCount:
-    """Counts the active calls of a group of methods, at most `max_num`."""
+    """Counts the active calls of a group of methods, and limits them to `max_num`."""
 
     def __init__(self, max_num: float) -> None:
         self._max_num = max_num
@@ -87,7 +88,7 @@ class _CallCount:
 class _MethodPolicy:
     """How the messages of one method are read.
 
-    `right`: see `AccessControl.right_of`. `slots` and `calls` are shared by several methods.
+    `right`: see `AccessControl.right_of`. Several methods share the same `slots` and `calls`.
     `is_ours` is True for handlers of Penstock, which take bytes.
     """
 
@@ -112,9 +113,9 @@ class RequestReadLimiter:
         max_stall_s: How long one write of a bidirectional method of gRPC itself (reflection)
             may block, in seconds.
         access: Authorises callers.
-        max_calls: Maximum number of active calls. It applies separately to methods without
-            authentication.
-        large_messages: The queue of large messages; None for a separate queue.
+        max_calls: Maximum number of active calls. Calls of methods without authentication have a
+            separate limit of the same value.
+        large_messages: The queue of large messages; if it is None, a new one is created.
     """
 
     def __init__(
@@ -326,10 +327,10 @@ def _caller(context: Any, policy: _MethodPolicy) -> Caller:
 
 
 async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
-    """Serve a call with one message and return the handler's response.
+    """Serve a call that has one request message, and return the handler's response.
 
-    If the caller is rejected, handlers of Penstock are called with the failure and report it, so
-    that the call is counted.
+    If the caller is rejected, a handler of Penstock is called with the failure, so that it counts
+    the call and reports the failure. For other handlers the call is aborted here.
     """
     try:
         caller = _caller(context, policy)

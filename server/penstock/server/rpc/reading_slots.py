@@ -45,7 +45,7 @@ class ReadingSlots:
     all methods on one event loop.
 
     `yield_after_s` is how long a slot may be held while another read waits for it, in seconds.
-    `clock` is the clock of the deadlines; None for that of the running event loop.
+    `clock` is the clock of the deadlines; None means the clock of the running event loop.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class ReadingSlots:
         return len(self._held)
 
     async def acquire(self, caller: str, deadline: Deadline) -> ReadingSlot:
-        """Wait for a free slot and return it. `deadline` expires early if others wait after the
-        slot was held for `yield_after_s`."""
+        """Wait for a free slot and return it. If other reads still wait when the slot has been held
+        for `yield_after_s`, `deadline` expires early."""
         slot = ReadingSlot(caller, deadline, 0.0)
         if self._can_hold(caller):
             self._grant(slot)

@@ -24,12 +24,12 @@ class HandlerRegistry(Protocol):
     """A server, or a wrapper of a server, to which handlers are added."""
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
-        """Add `handlers` to those that the server calls."""
+        """Register `handlers` with the server."""
         ...
 
 
 def add_reflection(server: HandlerRegistry, service_names: Iterable[str]) -> None:
-    """Serve reflection of `service_names` and of the reflection service."""
+    """Add the reflection service to `server`. It describes `service_names` and itself."""
     _register_v1_descriptor()
     names = (*service_names, ALPHA_SERVICE_NAME, V1_SERVICE_NAME)
     servicer = reflection.aio.ReflectionServicer(names)

@@ -64,7 +64,7 @@ class FrontServer:
 
     Usually the engine port (`port`, the connection to the engine) is created first, then this
     server, and then the port is started with the server as its listener. See `Front` for `recorder`
-    and `is_tracing`; when `drain` or `stop` returns, all records have been passed on.
+    and `is_tracing`; when `drain` or `stop` returns, `recorder` has received all records.
     `has_operations` is True if the service has an OperationsService, on a separate port. If
     `security` is None, connections are plain text and all clients are authorised. `gateway` creates
     the gRPC service of a gateway for the same front; None for no gateway.
@@ -179,7 +179,7 @@ class FrontServer:
         self.front.on_events(events)
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Detach a request that another front has taken over, or that the engine has dropped."""
+        """Remove a request that another front has taken over, or that the engine has dropped."""
         self.front.on_detached(name, keys)
 
     def on_lost(self) -> None:
@@ -194,8 +194,8 @@ class FrontServer:
 
         Requests that are live after the grace period end with UNAVAILABLE, but the engine keeps
         resumable ones, for other fronts. During the drain, health checks are answered and new calls
-        are rejected. With `is_hand_over` the server soon stops listening instead, because callers
-        can reach another server on this port.
+        are rejected. With `is_hand_over` this lasts only until no new call arrives for a moment;
+        then the server stops listening, because callers can reach another server on this port.
         """
         self.front.begin_drain()
         self.health.shut_down()

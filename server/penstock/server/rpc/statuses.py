@@ -146,12 +146,13 @@ class Abort:
 
 
 def retry_delay_s(failure: Failure, *, default_s: float, chance: float) -> float | None:
-    """Return how long the caller should wait before it retries, in seconds; None if the reason is
-    not retryable and the failure has no delay, or if its delay is infinite (it must not retry).
+    """Return how long the caller should wait before it retries, in seconds; None if it should not
+    retry.
 
-    This is the delay of the failure, otherwise `default_s` for a retryable reason. A random share
-    of the delay, of up to MAX_RETRY_SPREAD, is added, so that callers that were rejected together
-    do not retry together. `chance` is a uniform random number in [0, 1).
+    This is the delay of the failure. If the failure has none, it is `default_s` for a retryable
+    reason, and None for others. An infinite delay also means None. The share MAX_RETRY_SPREAD *
+    `chance` of the delay is added, so that callers that were rejected together do not retry
+    together. `chance` is a uniform random number in [0, 1).
     """
     delay_s = failure.retry_after_s
     if delay_s is None:

@@ -67,9 +67,9 @@ class Authenticator:
         """Return the caller with these Authorization headers and certificate names.
 
         Raises InvalidCredentials without valid credentials, and TenantNotListed if the policy does
-        not accept the tenant. If a token is sent it must be valid, even with a valid certificate. A
-        token and a certificate of two different tenants are rejected, because one of them is
-        probably stolen.
+        not accept the tenant. If a token is sent, it must be valid, even if the certificate is
+        valid too. A token and a certificate of two different tenants are rejected, because one of
+        them is probably stolen.
         """
         index = self._index
         by_token = self._by_token(index, authorizations) if authorizations else None
@@ -141,10 +141,10 @@ class _PolicyIndex:
 
 
 class _StaticTokens:
-    """Static bearer tokens, indexed by a keyed hash. Stores no token.
+    """Static bearer tokens, indexed by a keyed hash. Stores only hashes of tokens.
 
-    The time of a look-up reveals nothing about valid tokens, because they are found by a hash with
-    a random key, and then compared in constant time.
+    The duration of a look-up reveals nothing about valid tokens, because they are found by a hash
+    with a random key, and their hashes are then compared in constant time.
     """
 
     def __init__(self, tokens: Iterable[StaticToken]) -> None:
@@ -152,7 +152,7 @@ class _StaticTokens:
         self._tokens = {self._keyed_hash(token.digest): token for token in tokens}
 
     def find(self, token: bytes) -> StaticToken | None:
-        """Return the policy's entry for a token, even if it has expired; None for an unknown
+        """Return the policy's entry for a token, even if the token has expired; None for an unknown
         token."""
         digest = sha256(token).digest()
         found = self._tokens.get(self._keyed_hash(digest))

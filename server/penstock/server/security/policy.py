@@ -96,8 +96,8 @@ class JwtPolicy:
 class Policy:
     """A policy: its tenants and credentials.
 
-    `default` applies to unlisted tenants, if they are accepted. `certificates` maps a name in a
-    certificate, with its kind (such as `cn:NAME` or `dns:NAME`), to the tenant.
+    `default` applies to tenants that the policy does not list, if they are accepted. `certificates`
+    maps a name in a certificate, with its kind (such as `cn:NAME` or `dns:NAME`), to the tenant.
     """
 
     default: TenantPolicy = field(default_factory=TenantPolicy)
@@ -108,7 +108,7 @@ class Policy:
 
     @property
     def has_credentials(self) -> bool:
-        """True if there is any way to authenticate."""
+        """True if the policy accepts tokens, certificates or JSON Web Tokens."""
         return bool(self.tokens or self.certificates or self.jwt is not None)
 
     def tenant_policy(self, tenant: str) -> TenantPolicy:

@@ -1,10 +1,10 @@
-"""Reads the policy file of a service and its key set (public keys for JSON Web Tokens), and reloads
-them when they change.
+"""Reads the policy file of a service and the key set that it names (public keys for JSON Web
+Tokens), and reloads them when they change.
 
-An invalid file never replaces a valid one. The file is TOML and is parsed strictly: errors name the
-key (`tenants.acme.max_priority`) and the value, except a credential; unknown keys are rejected,
-because a misspelt limit would have no effect. There is no timer: the caller must call `poll` about
-once per second.
+An invalid file never replaces a valid one. The policy file is TOML and is parsed strictly. Errors
+name the key (`tenants.acme.max_priority`) and the value, unless it is a credential. Unknown keys
+are rejected, because a misspelt limit would have no effect. There is no timer: the caller must call
+`poll` about once per second.
 """
 
 import datetime
@@ -39,9 +39,10 @@ class PolicyFile:
     Args:
         is_behind_proxy: True if a proxy sends the tenant of each call. The policy must then contain
             no credentials; otherwise it must contain some.
-        has_client_certificates: True if TLS is mutual, so that names of certificates can be used.
-        needs_keys: If False, a policy is accepted even if its key set cannot be read, because a
-            process that authenticates no callers needs only its limits.
+        has_client_certificates: True if TLS is mutual. Otherwise the policy must not contain names
+            in certificates.
+        needs_keys: If False, the constructor accepts a policy whose key set cannot be read, for a
+            process that uses only the limits of the policy.
     """
 
     def __init__(
@@ -281,7 +282,8 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of the file, with missing keys of tenants filled from `default`."""
+    """Return the content of the file, in which keys that a tenant does not have are copied from the
+    table `default`."""
     default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}

@@ -23,7 +23,8 @@ class Right(enum.StrEnum):
             record.
         OPERATIONS_WRITE: Drain the service, set log levels, take profiles, and write flight records
             to files on the server.
-        METRICS: Read the metrics port, if it requires authentication.
+        METRICS: Read the metrics and the status page on the metrics port, if that port requires
+            authentication.
     """
 
     GENERATE = "generate"

@@ -24,7 +24,7 @@ POLL_S = 1.0
 
 
 class Security:
-    """Authenticator and TLS files of a configuration, each None if it is not configured.
+    """The authenticator and the TLS files of a process; each is None if it is not configured.
 
     The constructor raises ValueError or OSError if a file is invalid. `is_behind_proxy` is True if
     a trusted proxy sends the tenant of each call: then there is no authenticator, and a policy file
@@ -84,8 +84,8 @@ class Security:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach `host`. A name must resolve to loopback addresses
-    only; an unknown name gives False."""
+    """Return True if only this machine can reach `host`. For a name, this is the case if it
+    resolves only to loopback addresses. Returns False for an unknown name."""
     try:
         return _is_loopback_address(host)
     except ValueError:
@@ -115,11 +115,12 @@ def check_exposure(
     metrics_host: str | None,
     is_behind_proxy: bool,
 ) -> None:
-    """Raise SettingError if unauthenticated callers could reach a port and no setting permits it.
+    """Raise SettingError if unauthenticated callers from the network could reach a port and no
+    setting permits it.
 
     `operations_host` and `metrics_host` are None if that port is not opened. An unknown host is an
-    error too. A tenant sent by a proxy is not authenticated. Mutual TLS authenticates callers on
-    the gRPC ports, but not on the metrics port.
+    error too. A tenant name sent by a proxy does not authenticate a caller. Mutual TLS
+    authenticates callers on the gRPC ports, but not on the metrics port.
     """
     if config.allows_anonymous_network:
         return

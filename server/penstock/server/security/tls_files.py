@@ -2,8 +2,8 @@
 reloads them when their files change.
 
 Only files that match each other are used. Owns the TLS context of the metrics port, which uses
-Python's TLS and requires no client certificates, because health probes have none and scrapers
-authenticate by a token.
+Python's TLS. This port requires no client certificates, because health probes have none and
+scrapers authenticate by a token.
 """
 
 import logging
@@ -132,7 +132,7 @@ class HttpsContext:
         self._context = _context(self._used)
 
     def wrap(self, accepted: socket.socket) -> ssl.SSLSocket:
-        """Return the socket with TLS. The first read does the handshake."""
+        """Return a TLS socket over the accepted socket. Its first read does the handshake."""
         with self._lock:
             material = self._tls.material
             if material is not self._used:

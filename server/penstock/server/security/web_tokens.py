@@ -37,7 +37,7 @@ class BadKeySet(ValueError):
 
 
 class KeySet:
-    """A set of public keys, in which a key is found by its algorithm and key id."""
+    """A set of public keys, by algorithm and key id."""
 
     def __init__(self, keys: Mapping[tuple[str, str], "PyJWK"]) -> None:
         self._keys = keys
@@ -106,8 +106,8 @@ def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
 
 
 def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
-    """Return the algorithm of a key; None if the key cannot be used here. Raises BadKeySet for a
-    shared secret or a private key."""
+    """Return the signature algorithm of a key; None if the key is of another type or not for
+    verifying signatures. Raises BadKeySet for a shared secret or a private key."""
     kind = jwk.get("kty")
     if kind == "oct":
         raise BadKeySet(f"{where} is a shared secret, with which every verifier could sign")

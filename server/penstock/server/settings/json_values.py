@@ -1,7 +1,8 @@
 """Converts immutable settings to JSON values and back.
 
 Supports dataclasses, enums, paths, tuples, mappings and plain values. Also reads frozensets, and
-values parsed from TOML, including times. Parses JSON strictly. The dataclasses check ranges.
+values parsed from TOML, including times. Parses JSON strictly. Ranges of values are checked by the
+dataclasses, not here.
 """
 
 import dataclasses
@@ -54,14 +55,14 @@ class WrongKind(ValueError):
         super().__init__(f"{self.unquoted}, not {_abbreviated(data, is_toml=is_toml)}")
 
     def in_toml(self) -> "WrongKind":
-        """Return the error with TOML's words."""
+        """Return the same error in the terms of TOML, in which an object is a table."""
         wanted = TABLE if self.wanted == _OBJECT else self.wanted
         return WrongKind(self.where, wanted, self.data, is_toml=True)
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also for text that is nested too deep, and for a duplicate
-    key, which most parsers accept."""
+    """Parse JSON. Raises ValueError for invalid JSON, for text that is nested too deep, and for a
+    duplicate key, which most parsers accept."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
@@ -87,8 +88,8 @@ def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     """Return a suffix for the error message about an unknown `name`: `; did you mean NAME?` if a
     known name is similar, otherwise `; known are NAMES`, or "" if `known` is empty.
 
-    Of more than 20 known names, it has only the three most similar ones and `page`, the path of the
-    page that lists all.
+    If no name is similar and more than 20 are known, the suffix lists only the three nearest ones,
+    and refers to `page`, the path of the page that lists all.
     """
     names = sorted(known)
     near = nearest(name, names)
@@ -134,8 +135,8 @@ def from_json_value(
 
     Raises ValueError, which names the field, for an unknown field, a missing field without a
     default, a wrong type, or a value that the dataclass rejects, and TypeError for an unsupported
-    `kind`. `where` is the path to `data`, by default the name of the kind; `page` lists the fields.
-    If `is_toml`, errors have TOML's words.
+    `kind`. `where` is the path to `data` for errors, by default the name of the kind. `page` is the
+    documentation page that lists the fields. If `is_toml`, errors use the terms of TOML.
     """
     try:
         return cast(T, _decode(kind, data, kind.__name__ if where is None else where))
@@ -262,7 +263,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
 
 
 def _decode_field(hint: Any, field: "dataclasses.Field[Any]", data: object, where: str) -> object:
-    """Decode the value of a field; its bounds are part of the error for a wrong type."""
+    """Decode the value of a field. The error for a wrong type includes the bounds of the field."""
     try:
         return _decode(hint, data, where)
     except WrongKind as error:

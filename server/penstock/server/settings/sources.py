@@ -27,7 +27,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that the user has set, in the type of the field.
+    """A value that the user has set, converted to the type of the field.
 
     `spelling` names the setting in the form in which the user set it: a flag, a variable or a key.
     """
@@ -38,7 +38,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The given values of the settings in `table`, by name.
+    """The values that the user has given for the settings in `table`, by name.
 
     `environment` has all environment variables.
     """
@@ -112,8 +112,9 @@ def gather(
     """Collect the values given in `arguments`, `environment` and the TOML file `file`; parse them
     and check their limits.
 
-    `arguments` has the arguments by name. Texts are parsed, other values are used unchanged, and
-    None means that the argument was not given. Raises BadSetting for an invalid value or file.
+    `arguments` maps names of settings to the arguments of the command line. Texts in it are parsed,
+    other values are used unchanged, and None means that the argument was not given. Raises
+    BadSetting for an invalid value or file.
     """
     given = {} if file is None else _read_file(table, file)
     for item in table:
@@ -126,9 +127,10 @@ def gather(
 
 
 def _is_from_kubernetes(item: Declared, text: str) -> bool:
-    """Return True if the variable looks like one that Kubernetes has set.
+    """Return True if the environment variable with the value `text` looks like one that Kubernetes
+    has set.
 
-    For example, it sets PENSTOCK_PORT to a URL if a service is called penstock.
+    For example, Kubernetes sets PENSTOCK_PORT to a URL if a service is called penstock.
     """
     return item.name.endswith("port") and text.startswith("tcp://")
 
@@ -213,8 +215,8 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
 
 
 def _of_value(item: Declared, data: Any, spelling: str, *, is_toml: bool) -> Any:
-    """Convert a value from a file or from JSON. Keys missing from an object are filled from the
-    setting's `base`."""
+    """Convert a value from a file or from JSON. If it is an object, its missing keys get the values
+    in the setting's `base`."""
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
@@ -227,8 +229,8 @@ def _of_value(item: Declared, data: Any, spelling: str, *, is_toml: bool) -> Any
 
 
 def _read_json_or_file(text: str, spelling: str) -> tuple[Any, bool]:
-    """Return the value of `text` if `text` is a JSON object or array, otherwise that of the TOML or
-    JSON file at the path `text`; and whether it was TOML."""
+    """If `text` is a JSON object or array, return its value, otherwise the value in the TOML or
+    JSON file at the path `text`. Also returns True if the value was TOML."""
     if not text.lstrip().startswith(("{", "[")):
         path = Path(text).expanduser()
         return read_table(path, spelling), _is_toml(path)

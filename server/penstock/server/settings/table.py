@@ -1,7 +1,7 @@
 """The settings that a configuration declares in the annotations of its dataclasses.
 
-Defines the names of a setting (flag, environment variable, key in a table), and adds the flags to
-an argument parser, in groups with headings, common flags first.
+Defines the names of a setting: its flag, its environment variable and its key in a settings file.
+Adds the flags to an argument parser, in groups with headings, common flags first.
 """
 
 import argparse
@@ -58,13 +58,13 @@ class Declared:
 
     @property
     def key(self) -> str:
-        """The key in a settings file, with its table: TABLE.KEY."""
+        """The key in a settings file, after the name of its TOML table: TABLE.KEY."""
         return f"{self.setting.group}.{self.name}"
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All permitted values as texts, for a boolean, an enumeration or a setting with `choices`;
-        otherwise empty."""
+        """All permitted values as texts, if the setting is a boolean, an enumeration or has
+        `choices`; otherwise empty."""
         if self.kind is bool:
             return ON, OFF
         if isinstance(self.kind, type) and issubclass(self.kind, enum.Enum):
@@ -120,8 +120,10 @@ def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
 def add_flags(
     parser: argparse.ArgumentParser, table: Sequence[Declared], groups: Mapping[str, str]
 ) -> None:
-    """Add `--config` and a flag for each setting. `groups` maps each group to its heading.
-    The module `sources` parses the texts later."""
+    """Add the flag `--config` and a flag for each setting. `groups` maps each group to its heading.
+
+    The parsed arguments are texts; the module `sources` converts them later.
+    """
     everyday = parser.add_argument_group("common")
     everyday.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: no file)"
@@ -135,8 +137,8 @@ def add_flags(
 
 
 def add_to(group: argparse._ActionsContainer, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    """Add a flag for each of the settings. A flag is required if its setting has neither a default
-    nor a description of one (`shown`)."""
+    """Add a flag for each of the settings. The flag of a setting is required if the setting has
+    neither a default nor a description of its default (`shown`)."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown
         default = "" if is_required else f" (default: {item.shown_default})"

@@ -1,4 +1,5 @@
 """Converts text to token ids, and back.
 
-Depends only on the files of the tokenizer. Does not use gRPC, protobuf, requests or the engine.
+Needs only the text files of the model folder (tokenizer, configuration, chat template). Does not
+use gRPC, protobuf, the fronts (gRPC server processes) or the engine.
 """

@@ -60,7 +60,7 @@ class ChatMessage:
 class TemplateData:
     """The template's variables in addition to the messages: `tools`, and all others in `arguments`.
 
-    `num_bytes` is the size as JSON of `tools`, `arguments` and the messages' tool calls.
+    `num_bytes` is the size of `tools`, `arguments` and the messages' tool calls, encoded as JSON.
     """
 
     tools: tuple[Mapping[str, JsonValue], ...] = ()
@@ -72,7 +72,7 @@ NO_DATA: Final = TemplateData()
 
 
 class ChatTemplate:
-    """One compiled template. Thread-safe."""
+    """A compiled chat template. Thread-safe."""
 
     def __init__(
         self,
@@ -98,9 +98,12 @@ class ChatTemplate:
         self._arguments = known - _OWN_VARIABLES - {*self._variables, *functions}
 
     def check(self, messages: Sequence[ChatMessage], data: TemplateData) -> None:
-        """Raise ToolsUnsupported for tools if the template does not use them, and
-        BadTemplateArgument for an argument that the template does not use or that a client may not
-        set."""
+        """Check that the template supports the tools and arguments of a chat.
+
+        Raises ToolsUnsupported if the chat has tools or tool calls and the template does not use
+        `tools`. Raises BadTemplateArgument for an argument that the template does not use or that a
+        client may not set.
+        """
         has_tools = data.tools or any(message.tool_calls for message in messages)
         if has_tools and not self.has_tools:
             raise ToolsUnsupported("the model's chat template does not support tools")
@@ -165,7 +168,8 @@ class ChatTemplate:
 
 
 def _turn(message: ChatMessage) -> dict[str, object]:
-    """Return a message with only the keys that are set, because templates test for keys."""
+    """Return a message as a dict with only the keys that are set, because templates test whether a
+    key exists."""
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     if message.name:
         turn["name"] = message.name
@@ -188,8 +192,8 @@ class _TemplateError(Exception):
 
 
 class _GenerationBlocks(Extension):
-    """Supports `{% generation %}` blocks, which mark answers for training, by rendering their
-    bodies."""
+    """Renders the bodies of `{% generation %}` blocks, which mark the model's answers for
+    training."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 

@@ -10,10 +10,10 @@ is cut to about half of the window, and keeps that start until it overflows agai
 state: the cuts are computed again from the first message, with the same result as before. The cut
 depends only on the chat, so it is the same on all servers.
 
-**Cost.** The cuts are computed from the sum of the tokens of single messages, each encoded once,
-and the template's tokens per message, measured on two short chats. The sum is exact for templates
-that render all messages in the same way. The kept part is then rendered and counted. If it has more
-tokens than the sum, the computation is repeated with a slightly smaller window. A chat of any
+**Cost.** The cuts are computed from estimated lengths: the tokens of each message, which is encoded
+once, plus the template's tokens per message, measured on two short chats. The estimate is exact for
+templates that render all messages in the same way. The kept part is then rendered and encoded. If
+it does not fit in the window, the cuts are computed again for a smaller window. A chat of any
 length is thus encoded once message by message, and its kept part rarely more than once.
 """
 
@@ -45,8 +45,8 @@ EncodedT = TypeVar("EncodedT", bound=_Encoded)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCost:
-    """The number of tokens that a template adds to each chat, and to each message besides its role
-    and content."""
+    """The number of tokens that a template adds: `base_tokens` to each chat, and `message_tokens`
+    to the role and the content of each message."""
 
     base_tokens: int
     message_tokens: int
@@ -84,8 +84,8 @@ def fit_window(
     dropped messages.
 
     `encode` renders and encodes a chat; `num_tokens` counts the tokens of a plain text. Raises
-    WindowTooSmall if the leading system and developer messages and the last turn together are
-    longer, and the exceptions of the two functions. A turn starts at a message with the role of the
+    WindowTooSmall if the leading system and developer messages and the last turn together have more
+    tokens, and the exceptions of the two functions. A turn starts at a message with the role of the
     first message after the leading ones.
     """
     num_leading = _num_leading(messages)

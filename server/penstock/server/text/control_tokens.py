@@ -178,9 +178,11 @@ class _Spellings:
         self._unmarkable = re.compile(single or "(?!)")
 
     def marked(self, text: str) -> str:
-        """Return `text` with a mark after the first character of each spelling. Raises
-        ControlTokenError if a spelling is a single character, or if there are spellings and `text`
-        contains the mark."""
+        """Return `text` with a mark after the first character of each spelling.
+
+        Raises ControlTokenError if a spelling in `text` is a single character, or if `text`
+        contains both a spelling and the mark.
+        """
         # Marked at all positions, so that overlapping spellings are marked too.
         starts = [found.start() for found in self._matches(text, overlapping=True)]
         if not starts:
@@ -212,8 +214,8 @@ class _Spellings:
 
 
 def trie_pattern(words: Iterable[str]) -> str:
-    """Return a regular expression for any of `words`, the longest first, as a trie; "" without
-    words.
+    """Return a regular expression in the form of a trie that matches the longest of `words`; ""
+    without words.
 
     A plain alternation would try thousands of reserved tokens one by one at each "<".
     """

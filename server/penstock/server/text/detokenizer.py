@@ -1,10 +1,10 @@
 """Converts token ids to text incrementally, without splitting a character.
 
-The text does not depend on how the ids are split: the joined texts of a stream equal the result of
-`Detokenizer.decode` for all ids. The result equals that of the tokenizers library, with one
-deliberate exception. Where byte-fallback tokens are not valid UTF-8, the library replaces the whole
-run of them, including complete characters. Here complete characters, which may have been sent
-already, are kept, and only the invalid bytes become U+FFFD.
+The text does not depend on how the ids are distributed over calls: the joined texts of a stream
+equal the result of `Detokenizer.decode` for all ids. The result equals that of the tokenizers
+library, with one deliberate exception. If a run of byte-fallback tokens is not valid UTF-8, the
+library replaces the whole run, including complete characters. Here complete characters, which may
+have been sent already, are kept, and only the invalid bytes become U+FFFD.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ class DetokenizerStream(Protocol):
     """Converts the tokens of one output to text incrementally."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete."""
+        """Add tokens and return the text that they complete. The bytes of an incomplete character
+        are held back."""
         ...
 
     def push_one(self, token_id: int) -> str:

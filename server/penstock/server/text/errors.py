@@ -19,11 +19,12 @@ class ChatTemplateMissing(TextError):
 
 
 class ToolsUnsupported(TextError):
-    """The chat template has no variable `tools`."""
+    """The chat has tools or tool calls, and the chat template has no variable `tools`."""
 
 
 class BadTemplateArgument(TextError):
-    """The chat template has no such variable, or a client may not set it as an argument."""
+    """An argument for the chat template is not a variable of the template, or is one that clients
+    may not set."""
 
 
 class WindowTooSmall(TextError):
@@ -38,7 +39,7 @@ class ControlTokenError(TextError):
 
 
 class TooManyTokens(TextError):
-    """The text has more tokens than allowed. `num_tokens` is a lower bound of their number."""
+    """The text has more tokens than allowed. It has at least `num_tokens` tokens."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"has at least {num_tokens} tokens")
@@ -48,8 +49,8 @@ class TooManyTokens(TextError):
 class TooMuchText(TextError):
     """With this text, the tenant's texts in the tokenizer pool would exceed `max_bytes`.
 
-    `retry_after_s` is the estimated time until the tenant's present texts are tokenised, in
-    seconds.
+    `retry_after_s` is the estimated time, in seconds, until the tenant's other texts in the pool
+    are tokenised.
     """
 
     def __init__(self, *, max_bytes: int, retry_after_s: float) -> None:

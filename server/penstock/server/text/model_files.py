@@ -54,8 +54,8 @@ class ModelFiles:
 
     @classmethod
     def load(cls, path: Path, *, name: str | None = None) -> "ModelFiles":
-        """Read a folder. The default of `name` is the name of the folder. Raises
-        ModelFilesError if a file is missing or invalid."""
+        """Read the model folder `path`. `name` is the model name, by default the name of the
+        folder. Raises ModelFilesError if a file is missing or invalid."""
         if not path.is_dir():
             raise ModelFilesError(f"{path}: not a folder")
         tokenizer = _read_tokenizer(path / "tokenizer.json")

@@ -1,7 +1,4 @@
-"""The text processing of one model: files, tokenizer and detokenizer.
-
-Uses neither requests nor the engine.
-"""
+"""The text processing of one model: files, tokenizer and detokenizer."""
 
 from pathlib import Path
 

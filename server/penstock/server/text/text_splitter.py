@@ -1,11 +1,11 @@
 """Splits a long text into parts that have the same tokens when they are encoded separately.
 
-Contains the criterion for a safe split, and its proof. A vocabulary is applied within the words
-that a pre-tokenizer produces, never across them. The supported patterns match from left to right
-and check no character before a match. None of them matches a letter together with a following
-space, line break, full stop or comma. Therefore there is always a word boundary between such a
-letter and such a character, and the text before the split does not affect how the text after it is
-split. Does not encode anything.
+A split between a letter and a following space, line break, full stop or comma is safe, for these
+reasons. A vocabulary is applied within the words that a pre-tokenizer produces, never across them.
+The supported patterns match from left to right and check no character before a match. None of them
+matches a letter together with such a following character. Therefore there is always a word boundary
+at the split, and the text before it does not affect how the text after it is divided into words.
+This module does not encode anything.
 """
 
 import re

@@ -133,8 +133,8 @@ class TextDelta(NamedTuple):
 
     Attributes:
         text: The text that may be sent now. It may lag behind the tokens.
-        num_tokens: Number of the added tokens that belong to the output: all, or if a stop string
-            was completed, those up to the token that completed it.
+        num_tokens: Number of the added tokens that belong to the output: all of them, or if a stop
+            string was completed, those up to and including the token that completed it.
         stop: The completed stop string, which is returned once; otherwise None.
     """
 
@@ -189,8 +189,8 @@ class TextStream:
         return self._matcher is None and not self.is_finished
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add the next tokens (plain integers). After the end, they are ignored and `num_tokens` of
-        the result is 0."""
+        """Add the next tokens (plain integers). If `is_finished`, they are ignored, and the
+        `num_tokens` of the result is 0."""
         if self.is_finished:
             return _NOTHING
         with_text = token_ids
@@ -203,16 +203,16 @@ class TextStream:
         return TextDelta(self._decoder.push(with_text), num_tokens)
 
     def push_one(self, token_id: int) -> str:
-        """Add the next token and return the text that it completes. Only while `is_plain`;
-        otherwise call `push`."""
+        """Add the next token and return the text that it completes. Call this only while
+        `is_plain`; otherwise call `push`."""
         self.num_tokens += 1
         if token_id in self._stop_ids and self.num_tokens > self._min_tokens:
             return ""
         return self._decoder.push_one(token_id)
 
     def finish(self) -> TextDelta:
-        """End the output and return all text that was held back, or its part up to a stop string
-        that it completes."""
+        """End the output and return all text that was held back. If this text completes a stop
+        string, return only the part up to it."""
         if self.is_finished:
             return _NOTHING
         self.is_finished = True
@@ -224,8 +224,8 @@ class TextStream:
         return TextDelta(text=text, num_tokens=0, stop=stop)
 
     def _num_before_stop(self, token_ids: Sequence[int]) -> int:
-        """Return the number of `token_ids` before the stop token that ends the output; all if there
-        is none."""
+        """Return the number of `token_ids` before the stop token that ends the output, or the
+        number of all if no stop token ends it."""
         for index in range(max(0, self._min_tokens - self.num_tokens), len(token_ids)):
             if token_ids[index] in self._stop_ids:
                 return index

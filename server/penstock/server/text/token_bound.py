@@ -1,4 +1,4 @@
-"""Computes a lower bound of the number of tokens of a text from the length of the text alone.
+"""Computes a lower bound on the number of tokens of a text from the length of the text alone.
 
 Checks the conditions for such a bound. Does not encode anything.
 """
@@ -22,7 +22,7 @@ _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
 
 
 class TokenBound:
-    """A lower bound of the number of tokens of a text, from the largest number of bytes per token.
+    """A lower bound on the number of tokens of a text, from the largest number of bytes per token.
 
     `max_bytes_per_token` is 0 if it is unknown. It is known for vocabularies that can represent all
     bytes, if no step before the model drops text. Otherwise an unknown word of any length may

@@ -22,8 +22,8 @@ Piece = str | bytes
 
 
 class FirstToken(enum.Enum):
-    """How the decoder treats the first token of a text. With LIKE_OTHERS, it has the same text as
-    anywhere else."""
+    """How the decoder treats the first token of a text. LIKE_OTHERS means that the token has the
+    same text as anywhere else."""
 
     LIKE_OTHERS = enum.auto()
     STRIPS_TEXT = enum.auto()
@@ -145,8 +145,8 @@ def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
     """Return the shape of a decoder with the steps Replace*, ByteFallback?, Fuse, Strip? and at
     least one of the first two. SentencePiece vocabularies have such decoders.
 
-    None for any other decoder, for a Replace with a regular expression, and for a Strip at the end
-    of the text.
+    Returns None for any other decoder, for a Replace with a regular expression, and for a Strip at
+    the end of the text.
     """
     replacements: list[tuple[str, str]] = []
     while kinds and kinds[0] == "Replace":

@@ -1,6 +1,6 @@
 """Tokenises texts and chats of clients, on threads if they are long.
 
-Combines the thread pool, the protection against forged control tokens, and the lower bound of the
+Combines the thread pool, the protection against forged control tokens, and the lower bound on the
 number of tokens.
 
 Text from a client (plain text, the content of a message or its role) never becomes a control token;
@@ -89,7 +89,7 @@ class Tokenizer:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> None:
-        """Load the tokenizer. `num_threads` is the number of texts that are encoded concurrently.
+        """Load the tokenizer. At most `num_threads` texts are encoded concurrently on threads.
 
         See `TokenizerPool` for `max_bytes_per_tenant`. Raises ModelFilesError if the chat template
         is invalid.
@@ -169,10 +169,11 @@ class Tokenizer:
     ) -> EncodedChat:
         """Render a chat with the chat template and encode it. The template adds the special tokens.
 
-        Long chats run on threads, as in `encode_async`. With `window_tokens` the oldest messages
-        are dropped so that the others fit (chat_window.py), or WindowTooSmall is raised. Raises
-        ChatTemplateMissing, ChatTemplateError (also if the text is longer than `max_bytes`),
-        ToolsUnsupported, BadTemplateArgument, ControlTokenError, TooManyTokens and TooMuchText.
+        Long chats are encoded on threads, as in `encode_async`. With `window_tokens` the oldest
+        messages are dropped so that the others fit (chat_window.py), or WindowTooSmall is raised;
+        `max_tokens` is then ignored. Raises ChatTemplateMissing, ChatTemplateError (also if the
+        text is longer than `max_bytes`), ToolsUnsupported, BadTemplateArgument, ControlTokenError,
+        TooManyTokens and TooMuchText.
         """
         account = account or TextAccount()
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes

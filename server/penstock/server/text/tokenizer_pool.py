@@ -5,9 +5,10 @@ of one text, texts of other tenants may run. The tenant with the fewest processe
 (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). The
 waiting and running work of a tenant is limited.
 
-Large work never takes the last of several threads, so that small work does not wait for a large
-step. Large work has separate threads, with a lower operating-system priority than the event loop
-and small work. All accounting is done on the event loop.
+Work on a text of more than `_LARGE_BYTES` bytes is large. If up to n > 1 steps may run at a time,
+at most n - 1 of them are large, so that small work does not wait for a large step. Large work has
+separate threads, whose operating-system priority is lower than that of the event loop and of small
+work. All accounting is done on the event loop.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ class _Step(Generic[T]):
     """One step and the future of its result. Steps are ordered by their start tag `start`, a
     virtual time in bytes.
 
-    `on_end` is called when the step has ended, if the work was cancelled while it ran.
+    `on_end` is called when the step has ended. It is set only if the work is cancelled while the
+    step runs.
     """
 
     start: float
@@ -102,9 +104,10 @@ class TokenizerPool:
         """Run all steps of work on a text of `num_bytes` bytes, interleaved with other work; return
         its result.
 
-        Raises the exceptions of the work. If `is_bounded`, raises TooMuchText if the tenant's texts
-        would exceed the limit with this one. Cancelled work ends after its current step, and counts
-        towards the limit until then. `on_end` is called when accepted work has ended.
+        Raises the exceptions of the work. If `is_bounded`, raises TooMuchText if the tenant has
+        other texts here and would exceed the limit with this one. Cancelled work ends after its
+        current step, and counts towards the limit until then. `on_end` is called when the work has
+        ended, but not after TooMuchText.
         """
         held = self._bytes_of.get(tenant, 0)
         if is_bounded and held and held + num_bytes > self._max_bytes_per_tenant:
@@ -232,8 +235,8 @@ def run_at_once(steps: Steps[T]) -> T:
 
 
 def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
-    """Merge consecutive steps, except the first one, until they handle at least `num_bytes`
-    bytes."""
+    """Return the same work in larger steps: after the first step, consecutive steps are merged
+    until they have at least `num_bytes` bytes."""
     is_first, num_due = True, 0
     while True:
         try:
@@ -257,7 +260,7 @@ def _copy_result(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
 
 
 def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
-    """Run the next step. Returns whether the work has ended, and the value that it yielded or
+    """Run the next step. Returns True if the work has ended, and the value that it yielded or
     returned.
 
     StopIteration is caught here, because a future cannot hold it.

@@ -1,4 +1,4 @@
-"""Leaves the tests of the gateway protocol out if its generated code, `smg_grpc_proto`, is not
+"""Excludes the tests of the gateway protocol if its generated code, `smg_grpc_proto`, is not
 installed.
 """
 

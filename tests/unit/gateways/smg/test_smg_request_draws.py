@@ -54,7 +54,9 @@ params = st.fixed_dictionaries(
 
 
 def rejection_of(take: Callable[[], object]) -> Failure | None:
-    """Return the rejection that `take` raises, or None if it raises none."""
+    """Return the failure that `take` raises, with the gateway's field paths, or None if it raises
+    none.
+    """
     try:
         take()
     except RequestError as error:

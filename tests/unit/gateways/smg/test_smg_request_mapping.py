@@ -95,15 +95,17 @@ def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
-    """A new field of a later release fails here before a client's option is ignored."""
+    """A field that a later release adds fails this test, so that no client's option is silently
+    ignored.
+    """
     known = EFFECTIVE_FIELDS | IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
 
     assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known
 
 
 def test_options_that_a_gateway_leaves_out_stay_unset() -> None:
-    """Fields without presence are 0 if the gateway omits them; then temperature and
-    top_p are not set.
+    """A field without presence, such as top_p, is 0 if the gateway omits it. Our field must then
+    stay unset.
     """
     own = penstock_request(asked())
 
@@ -254,7 +256,9 @@ def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: s
 
 
 def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
-    """The client does not know the index of the entry in our list."""
+    """Our message has a list instead of the map. The client does not know the index of an entry in
+    it.
+    """
     own = penstock_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))

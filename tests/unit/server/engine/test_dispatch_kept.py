@@ -1,5 +1,5 @@
-"""Requests without a connected front are submitted again. None runs twice, and none runs without a
-client.
+"""Requests of a front that disconnects or reconnects. None runs twice, and those that no client
+reads stay within limits.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """Run a step; return the request keys in each Detach frame that is sent to the front."""
+    """Run a step; return the request keys of each Detach frame that is sent to the front."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

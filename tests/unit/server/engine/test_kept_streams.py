@@ -1,5 +1,5 @@
-"""The streams that the engine keeps after their calls are complete, are kept once, and stay within
-limits.
+"""Streams that the engine keeps beyond their calls have all their tokens, are kept once, and stay
+within limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRACE_S = 10.0
 
 
 class Store:
-    """A store, its clock, and the streams that it dropped."""
+    """A store of streams, its clock, and the names of the streams that it dropped."""
 
     def __init__(self, *, max_bytes: int = 1 << 20, max_unread: int = 100) -> None:
         self.clock = FakeClock()
@@ -93,7 +93,7 @@ class Store:
 
 
 def tokens_of(stream: KeptStream) -> dict[int, list[int]]:
-    """Return the tokens of the stream by request key; the keys lack the part that identifies the
+    """Return the tokens of the stream by request key, without the bits of the key that identify the
     front.
     """
     reported: dict[int, list[int]] = {}
@@ -261,7 +261,9 @@ actions = st.lists(
 
 
 class Model:
-    """Calls a store, and records the expected content of each stream. Each name has one key."""
+    """Runs actions on a store, and records the expected content of each stream. Each stream has one
+    request key.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -290,8 +292,8 @@ class Model:
             kept.front_disconnected(1)
 
     def _tokens(self, token: int) -> None:
-        """Report a token for every request that was begun; expect it in the streams of those that
-        are still live.
+        """Report a token for every request. Expect it only in the streams of requests that are
+        still live.
         """
         for name, (key, ids) in self.reported.items():
             stream = self.store.kept.find(name)

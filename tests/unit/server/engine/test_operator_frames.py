@@ -1,4 +1,4 @@
-"""How an engine answers commands of the observer, from the dispatcher itself and over a socket."""
+"""How an engine answers the observer's commands, tested at the dispatcher and over a socket."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_observer_cannot_cancel_requests() -> None:
 
 
 class Observed:
-    """The engine's connections, which the test polls, and the observer's end of one."""
+    """The engine's connections, which the test polls, and the observer's end of one connection."""
 
     def __init__(self, listener: socket.socket, dispatcher: Dispatcher) -> None:
         self._listener = listener

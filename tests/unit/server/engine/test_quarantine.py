@@ -1,5 +1,5 @@
-"""Suspected requests run again one at a time, those found responsible for a crash are rejected, and
-other requests do not wait.
+"""Suspected requests run again one at a time, and those found responsible for a crash are rejected.
+Other requests do not wait for them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ def events(*keys: int, ends: tuple[Completed | Failed, ...] = ()) -> StepEvents:
 
 
 class QuarantineHarness:
-    """A quarantine, and the keys that it published."""
+    """A quarantine, and the request keys that it published."""
 
     def __init__(self, *suspects: SuspectedRequest) -> None:
         self.shown: list[tuple[int, ...]] = []
         self.quarantine = Quarantine(suspects, lambda keys: self.shown.append(tuple(keys)))
 
     def is_due(self) -> bool:
-        """Return whether the quarantine has work in the next turn."""
         return self.quarantine.has_work
 
 

@@ -1,4 +1,4 @@
-"""A front decides which requests to reject by the state of the queue that the engine publishes."""
+"""A front rejects requests according to the queue state that the engine publishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Warnings about closed streams: at most one per second; the next one counts those left out."""
+"""Closed streams are logged at most once per second. The next warning contains the number
+left out.
+"""
 
 import logging
 

@@ -1,6 +1,4 @@
-"""An invalid limit of connections is reported by its command-line flag, and valid ones reach the
-front.
-"""
+"""Errors in connection limits name the command-line flag, and valid limits reach the front."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The front without gRPC: which events may come while a request is being opened, and how the front
-keeps its live requests.
+"""The front without gRPC: events that arrive while a request is being opened, and the front's live
+requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GENERATION = GenerationSpec(
 
 
 class Gate:
-    """Replaces a tokenizer's encoding by one that waits until it is released."""
+    """Replaces a tokenizer's encoding by one that waits until `open` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: ModelText) -> None:
         self.entered = asyncio.Event()
@@ -45,7 +45,7 @@ class Gate:
         monkeypatch.setattr(text.tokenizer, "encode_async", self._encode)
 
     async def opened(self, front: Front) -> asyncio.Task[LiveRequest]:
-        """Begin to open a request; return its task once its prompt is being tokenised."""
+        """Start to open a request; return its task once tokenisation of its prompt has begun."""
         opening = asyncio.create_task(front.open(GENERATION, NOW))
         await self.entered.wait()
         return opening

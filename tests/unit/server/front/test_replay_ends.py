@@ -168,7 +168,9 @@ async def test_a_replay_that_the_next_engine_cannot_hold_is_rejected(text: Model
 
 
 async def test_an_end_lost_with_the_engine_is_derived_from_the_tokens(text: ModelText) -> None:
-    """All tokens arrived, but not the end: nothing is left to generate."""
+    """The front has received the last token but not the final event, so nothing is left to
+    generate.
+    """
     site = ReplayHarness(text)
     stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))
     request, [first] = await site.open(generation(stopping=stopping))

@@ -1,5 +1,5 @@
-"""One writer for many streams takes all ready ones at once, can be woken without any, and ends when
-it is aborted.
+"""A writer shared by many streams takes all ready streams at once, can be woken when none is ready,
+and ends when it is aborted.
 """
 
 from __future__ import annotations

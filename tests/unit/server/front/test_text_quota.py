@@ -1,5 +1,6 @@
-"""Text counts against its tenant's limits before it is tokenised, whatever becomes of the request,
-unless the request is displaced from the queue.
+"""Prompts, and token ids to detokenise, are charged to their tenant's quota before the conversion.
+The charge is refunded only if too much text of the tenant waits, or if the request is displaced
+from the engine's queue.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def quotas(clock: FakeClock, **limits: int) -> TextQuotas:
 
 
 def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
-    """Charge tenant `t`; return the delay until a retry in seconds, None if accepted."""
+    """Charge tenant `t`. Return None if the charge is accepted, or else the delay until a retry in
+    seconds.
+    """
     try:
         accounts.charge("t", num_tokens)
     except RequestError as error:
@@ -116,7 +119,9 @@ async def test_prompts_that_are_rejected_count(text: ModelText) -> None:
 async def test_a_prompt_counts_unless_its_request_is_displaced(
     text: ModelText, wait: Wait | None
 ) -> None:
-    """A request that the engine rejects on arrival has no wait, unlike a displaced one."""
+    """The failure of a displaced request has a `Wait`. That of a request rejected on arrival has
+    none.
+    """
     site = ReplayHarness(text)
     front = site.front
     front.prompts.quotas = quotas(

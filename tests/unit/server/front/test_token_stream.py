@@ -115,7 +115,9 @@ async def test_only_the_first_end_is_delivered() -> None:
 
 
 class BlockedWriter:
-    """Writes to a stream and blocks. `outcomes`: for each write, whether an abort ended it."""
+    """Starts writes to a stream that block. `outcomes`: for each cancelled write, whether an abort
+    of the stream cancelled it.
+    """
 
     def __init__(self, stream: TokenStream) -> None:
         self.outcomes: list[bool] = []
@@ -182,7 +184,9 @@ async def test_only_tokens_count_as_backlog() -> None:
 
 
 async def test_a_large_backlog_is_taken_in_parts() -> None:
-    """Writing a long prompt or many events at once would block the loop for all other requests."""
+    """Writing a long prompt or many events at once would block the event loop for all other
+    requests.
+    """
     stream = TokenStream()
     parts = list(EchoedPrompt(np.arange(20_000, dtype=np.int32), "x" * 100_000).head())
     tops = tuple(TopToken(i, -1.0) for i in range(20))

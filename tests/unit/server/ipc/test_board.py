@@ -1,5 +1,5 @@
 """The engine's status board and the fronts' heartbeats. Readers get what was written, and counters
-start again with a new writer.
+start again with each new writer.
 """
 
 from __future__ import annotations

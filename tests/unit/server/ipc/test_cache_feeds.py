@@ -1,5 +1,5 @@
-"""Fronts follow the cached blocks of an engine. They get them in parts and in order, also after an
-overrun or the loss of the engine.
+"""Fronts subscribe to the cached blocks of an engine. They receive them in parts and in order, also
+after an overrun or the loss of the engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ FOLLOW = Follow(ticket=7, salt=SALT)
 
 
 def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
-    """Cache the blocks from `start` on of a chain of `num_blocks`; return the digests of all."""
+    """Register a chain of `num_blocks` as cached, from block `start` on; return the digests of the
+    whole chain.
+    """
     tokens = np.arange(num_blocks * BLOCK, dtype=np.int32)
     digests = hash_blocks(tokens, BLOCK, chain_root(SALT))
     data = tokens[start * BLOCK :].tobytes()
@@ -165,7 +167,7 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
 
 
 class SentFrames:
-    """Records sent frames. `is_cut`: sending raises EngineUnavailable."""
+    """Records sent frames. If `is_cut` is set, sending raises EngineUnavailable."""
 
     def __init__(self) -> None:
         self.sent: list[Follow | Unfollow] = []

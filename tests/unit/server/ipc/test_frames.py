@@ -1,4 +1,4 @@
-"""Frames are the same after encoding and decoding; invalid frames are rejected."""
+"""Frames are unchanged by encoding and decoding; invalid frames are rejected."""
 
 import struct
 from collections.abc import Iterator
@@ -180,7 +180,7 @@ def test_fields_that_outputs_share_are_encoded_once() -> None:
 
 
 class ReadHashes(tuple[bytes, ...]):
-    """Counts how often it is iterated over."""
+    """A tuple of hashes that counts how often it is iterated over."""
 
     num_reads = 0
 

@@ -1,5 +1,5 @@
 """A front's connection to the observer over a real socket: how reports are sent in batches, what is
-dropped at limits and losses, and how the observer's commands are answered.
+dropped if limits are reached or the observer is lost, and how commands are answered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEARTBEATS = [heartbeat(3, num_records=number) for number in (1, 2)]
 
 
 class FakeObserver:
-    """A listening socket; the test reads its connections."""
+    """Listens on a socket as the observer does. The test reads from the accepted connections."""
 
     def __init__(self, path: Path) -> None:
         self.peers: list[Peer] = []

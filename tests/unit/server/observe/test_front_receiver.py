@@ -105,7 +105,7 @@ class Harness:
         return self.fronts[-1]
 
     async def known_front(self, front_id: int) -> FakeFront:
-        """Return a connected front from which the receiver got a heartbeat."""
+        """Return a connected front after the receiver has got a heartbeat from it."""
         front, num_before = self.front(front_id), len(self.recorded.heartbeats)
         front.send(heartbeat(front_id))
         await self.recorded.until(lambda: len(self.recorded.heartbeats) > num_before)

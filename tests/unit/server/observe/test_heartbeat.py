@@ -1,4 +1,4 @@
-"""A front's heartbeat in a loop whose clock and lateness the test sets."""
+"""The heartbeats of a front, with the lateness of its event loop on a simulated clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.server.observe.heartbeat_timer import HeartbeatTimer
 
 
 class Ticks:
-    """A clock, and a record of the heartbeats."""
+    """A clock that advances by a second with each reading, and a record of the heartbeats."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""W3C trace context is parsed strictly and written correctly, and never causes a failure."""
+"""W3C trace context is parsed strictly and written correctly. Parsing never raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process may open as many sockets as its hard limit allows."""
+"""A process raises its soft limit of open files to the hard limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which processes are ended, how, and how long that takes, with a simulated process table."""
+"""Which orphaned processes are ended, by which signals, and after which grace time. The process
+table is simulated.
+"""
 
 import asyncio
 import logging
@@ -18,8 +20,8 @@ from penstock.server.processes.orphans import Orphans
 
 
 class Table:
-    """The children of this process, which the test sets. `kills`: a function that returns whether a
-    signal ends a process.
+    """The child processes of this process, which the test sets. `kills(pid, signal)`: whether the
+    signal ends the process.
     """
 
     def __init__(self, here: int) -> None:

@@ -21,7 +21,9 @@ def parent() -> Iterator[Path]:
 
 
 def folder_of(parent: Path, name: str, *, age_s: float = 2 * MIN_AGE_S) -> Path:
-    """Create and return the folder of a service with a socket on which nothing listens."""
+    """Create and return a service's folder of this age. It contains a socket on which nothing
+    listens.
+    """
     folder = parent / name
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as bound:

@@ -24,7 +24,9 @@ LIST_SERVICES = b"\x3a\x00"
 
 
 class FakeContext:
-    """A call context whose reads return `messages`, then block forever, as does each write."""
+    """A call context. Reads return `messages`, and then block forever. Every write blocks
+    forever.
+    """
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)

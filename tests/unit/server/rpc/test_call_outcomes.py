@@ -53,7 +53,7 @@ class FakeContext:
 
 
 class ClientDisconnected(grpc.aio.BaseError):
-    """The error of a blocked write whose client has gone."""
+    """Raised by a blocked write whose client has disconnected."""
 
 
 async def call_with(error: BaseException, context: FakeContext) -> tuple[HandlerWrapper, int]:
@@ -149,7 +149,9 @@ def test_the_line_of_a_bug_names_its_request(caplog: pytest.LogCaptureFixture) -
 
 
 def clock(remaining_s: float | None) -> Any:
-    """Return a call context that has this much time left."""
+    """Return a call context with this much time left until its deadline; None if it has no
+    deadline.
+    """
     return SimpleNamespace(time_remaining=lambda: remaining_s)
 
 

@@ -1,5 +1,5 @@
-"""Rejections name the field of a constraint that exceeds its limits, or of an option that a
-constraint excludes.
+"""Rejections name the field of a constraint that exceeds its limits, or the field of an option that
+cannot be combined with a constraint.
 """
 
 from __future__ import annotations

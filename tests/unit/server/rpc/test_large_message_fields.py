@@ -33,8 +33,8 @@ LARGE_PROMPTS: dict[str, dict[str, Any]] = {
 
 
 def in_each_message(prompt: ChatPrompt) -> list[tuple[Message, GenerateRequest]]:
-    """Return (message, its GenerateRequest part) for each method whose message may have
-    this prompt.
+    """Return (message, its GenerateRequest) with this prompt for each of the three types of request
+    messages.
     """
     plain, once, multiplexed = GenerateRequest(), GenerateOnceRequest(), MultiplexRequest()
     multiplexed.submit.key = 7

@@ -295,7 +295,9 @@ def test_neutral_values_need_no_feature() -> None:
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of all fields that carry a value; a well-known type counts as a value."""
+    """Yield the path of each field that is not a message of the contract. A well-known type counts
+    as a value.
+    """
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
         child = field.message_type
@@ -343,7 +345,7 @@ def message_with(**fields: Any) -> Edit:
 
 
 def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
-    """Encoded, they are a tenth of the limit, but each value takes long to read."""
+    """The encoded values are far below the limit of bytes, but converting each value takes long."""
     limits = replace(LIMITS, config=FrontConfig())
     for num, path in ((4090, None), (4200, "chat_prompt.template_arguments")):
         empty: dict[str, Any] = {"a": [{}] * num}

@@ -207,7 +207,6 @@ def test_records_of_ids_without_logprobs_equal_single_records(num: int) -> None:
 
 
 def test_a_response_with_long_records_is_encoded_in_parts() -> None:
-    """The parts are short, and together they are the whole response."""
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     collected: list[events.StreamEvent] = [ACCEPTED, events.PromptPiece(text="pro")]
     collected += [
@@ -233,7 +232,7 @@ def test_a_response_with_long_records_is_encoded_in_parts() -> None:
 
 
 def test_the_once_encoder_keeps_no_object_for_each_token() -> None:
-    """The garbage collector would visit every object again and again."""
+    """Each run of the garbage collector would visit the objects of all tokens."""
     encoder = OnceEncoder()
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     gc.collect()

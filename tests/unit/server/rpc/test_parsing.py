@@ -43,8 +43,8 @@ FIELD = b"\xf8\x3f\x01"
 
 @pytest.fixture
 def num_listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which, per message, the number of unknown fields that became Python objects
-    is appended.
+    """Return a list that gets, for each searched message, the number of unknown fields that became
+    Python objects.
     """
     listed: list[int] = []
 

@@ -12,7 +12,7 @@ MAX_NUM, MAX_PER_CALLER, YIELD_AFTER_S = 4, 2, 10.0
 
 
 class FakeDeadline:
-    """Records the time to which it is rescheduled."""
+    """A deadline that records the time to which it is rescheduled."""
 
     def __init__(self) -> None:
         self.at_s: float | None = None

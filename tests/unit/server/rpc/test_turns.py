@@ -53,7 +53,7 @@ class Harness:
 
 
 async def iterate() -> None:
-    """Run all tasks that do not wait for the clock."""
+    """Yield to the event loop often enough to run all tasks that do not wait for the clock."""
     for _ in range(NUM_ITERATIONS):
         await asyncio.sleep(0)
 

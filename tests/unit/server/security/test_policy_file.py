@@ -1,4 +1,4 @@
-"""All processes that read a policy and its key set accept or reject them alike."""
+"""All processes that read a policy and its key set agree on whether to accept them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class Harness:
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """The limit of live requests of acme, in the engine and in the authenticator's policy."""
+        """The limits of live requests of tenant acme: in the engine, and in the authenticator's
+        policy.
+        """
         quotas = self._engine.quotas
         judged = self._judge.policy.tenant_policy("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live

@@ -1,4 +1,4 @@
-"""The meaning of the policy file, and rejections that name the place."""
+"""How the policy file is read, and errors that name the place in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a long conversation is cut, and that the cut does not move each time it grows."""
+"""Where a long conversation is cut. The cut does not move with every new message."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def num_tokens(text: str) -> int:
 
 
 def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
-    """Return messages of these lengths in tokens, the user's first, after a system message of
-    `lead` tokens if given. A role has one token per letter.
+    """Return messages of user and assistant in turn, whose contents have these lengths in tokens.
+    If `lead` is given, a system message of `lead` tokens comes first. A role has one token per
+    letter.
     """
     reported = [
         ChatMessage(role="ua"[index % 2], content="x" * length)
@@ -46,8 +47,8 @@ def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
 
 
 class Encoder:
-    """An encoder whose result has as many tokens as the messages' lengths, plus `surplus` per
-    message. It counts encoded messages.
+    """Returns one item per token: BASE tokens, and for each message its letters and OVERHEAD +
+    `surplus` tokens. It counts the messages that it encodes.
     """
 
     def __init__(self, surplus: int = 0) -> None:
@@ -270,7 +271,7 @@ async def test_a_long_conversation_is_cut_in_steps(
 async def test_all_text_of_a_message_counts_when_a_thread_is_chosen(
     field: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Encoding a conversation with long roles in the event loop would block it."""
+    """Long text of any field is encoded in a thread, because it would block the event loop."""
     sizes: list[int] = []
 
     async def noting(steps: Steps[T], *, num_bytes: int, **_: Any) -> T:

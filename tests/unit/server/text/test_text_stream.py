@@ -32,7 +32,7 @@ BYTE_IDS = [VOCABULARY[to_byte_level(bytes([byte]))] for byte in range(256)]
 
 
 def letters(text: str) -> list[int]:
-    """Return one token per byte of `text`, so that a test decides where tokens end."""
+    """Return one token per byte of `text`, so that a test controls where tokens end."""
     return [BYTE_IDS[byte] for byte in text.encode()]
 
 

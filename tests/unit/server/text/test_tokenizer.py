@@ -1,4 +1,4 @@
-"""Text becomes token ids. Text of clients never becomes control tokens, and limits hold."""
+"""The encoding of text. A client's text never becomes control tokens, and limits hold."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokeni
 
 
 def turns_of_others(task: Callable[[], object]) -> int:
-    """Return how often another thread ran during `task`."""
+    """Return how often another Python thread ran during `task`."""
     started, ended = threading.Event(), threading.Event()
     num_turns = 0
 

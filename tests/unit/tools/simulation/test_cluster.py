@@ -1,5 +1,5 @@
-"""Which requests each of several replicas gets, what their totals are, and that a run can be
-repeated.
+"""How requests are routed to several replicas, the totals of the replicas, and that runs are
+reproducible.
 """
 
 import dataclasses

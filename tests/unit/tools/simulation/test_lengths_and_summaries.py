@@ -1,4 +1,6 @@
-"""Requests that ask for more than they generate, and what a summary adds to a run."""
+"""Requests whose `max_tokens` exceeds the length of their output, and what the summary of a run
+contains.
+"""
 
 import dataclasses
 import math
@@ -54,9 +56,10 @@ def test_only_outputs_below_the_limit_end_by_themselves(
 def test_the_scheduler_knows_lengths_or_learns_them(
     max_tokens: int | None, most_expired: int
 ) -> None:
-    """Under overload, few requests are admitted that then miss the deadline of their output.
+    """Under overload, few admitted requests miss the deadline of their output.
 
-    Nothing is learned before sixteen outputs have ended.
+    If `max_tokens` is None, each request asks for exactly its output length. Otherwise the
+    scheduler learns lengths, once sixteen outputs have ended.
     """
     trace = [
         TraceRequest(

@@ -1,4 +1,6 @@
-"""Routers with given loads and prefixes, and the age of a balancer's information about loads."""
+"""Routing decisions for given loads and prefixes, and the age of the loads that a load balancer
+sees.
+"""
 
 import math
 

@@ -1,5 +1,5 @@
-"""A simulated run has the times that were computed by hand, counts each request once, and can be
-repeated. The tests also cover batching policies and prefixes.
+"""A simulated run has the times that were computed by hand, counts each request once, and is
+reproducible. The tests also cover batching policies and prefixes.
 """
 
 import csv

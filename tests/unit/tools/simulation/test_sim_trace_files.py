@@ -1,4 +1,4 @@
-"""Every format of traces is read and written, and errors name the line."""
+"""Every trace format is read and written, and errors name the line."""
 
 import gzip
 import math

@@ -1,5 +1,5 @@
-"""Synthetic traffic and changed traces are the same for the same seed, and keep the shares that are
-set.
+"""Synthetic traffic and transformed traces are reproducible from their seed, and keep the
+configured shares.
 """
 
 import itertools

@@ -30,6 +30,7 @@ from penstock.server.cli.connection_options import (
     add_connection_options,
     bare_channel,
     client_options,
+    read_connection_options,
     reject_connection_options,
 )
 from penstock.tools.flags import add_settings, read_settings
@@ -273,8 +274,11 @@ class _Run:
 
         try:
             # A retry would hide failures.
-            options = {} if self._args.serve else client_options(self._args)
-            channel = ChannelConfig(server_name=self._args.server_name)
+            options, server_name = {}, None
+            if not self._args.serve:
+                options = client_options(self._args)
+                server_name = read_connection_options(self._args).server_name
+            channel = ChannelConfig(server_name=server_name)
             client = Client(address, retry=NO_RETRY, channel=channel, **options)
         except (ValueError, OSError) as error:
             raise CouldNotRun(str(connection_error(self._args, error))) from error
@@ -283,7 +287,7 @@ class _Run:
             subject = Subject(
                 client=client,
                 address=address,
-                open_channel=bare_channel(address, options, self._args.server_name),
+                open_channel=bare_channel(address, options, server_name),
                 concurrency=self._limits.concurrency,
                 is_prefix_reuse_off=is_prefix_reuse_off,
             )

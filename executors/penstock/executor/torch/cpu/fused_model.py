@@ -70,8 +70,8 @@ class FusedModel:
 
 
 class JoinedLinear:
-    """Computes x @ weight^T + bias with the unpacked weight; `take` returns the weight and drops
-    this object's reference.
+    """Computes x @ weight^T + bias with the unpacked weight, until `take` removes the weight, so
+    that it can be packed.
     """
 
     def __init__(self, projection: Projection) -> None:
@@ -135,8 +135,10 @@ def pack_model(
     model: FusedModel, tree: DecoderTree, kernels: Kernels, *, is_int8: bool
 ) -> FusedModel:
     """Return the model with packed weights, or with the unpacked ones if there is no packing for
-    its dtype. Frees the unpacked weights of the layers in the modules and, if they are packed, in
-    `model`. `is_int8`: pack in 8 bits.
+    its dtype. `is_int8`: pack in 8 bits.
+
+    The modules of `tree` lose the weights of their layers. `model` loses the weights that are
+    packed, so it must not be used afterwards.
     """
     pack = _packing(model.embedding.dtype, kernels, is_int8=is_int8)
     layer_bytes = model.num_layer_weights * model.embedding.itemsize

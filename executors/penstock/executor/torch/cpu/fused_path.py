@@ -1,8 +1,9 @@
 """Builds the fused path on a CPU from a loaded model.
 
 `fused_path` recognises the module tree, verifies it in float32, joins its weights, compares logits
-with the model's in float32, packs the weights and compares again. If a step fails, NotFused is
-raised: the eager path then serves the model, or the model is rejected if 8-bit settings are given.
+with the model's in float32, packs the weights and compares again. If any of this fails, it raises
+NotFused. The eager path then serves the model, or the model is rejected if 8-bit settings are
+given.
 """
 
 import logging

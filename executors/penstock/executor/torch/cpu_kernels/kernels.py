@@ -6,7 +6,6 @@ the others may have any stride; pages are contiguous.
 """
 
 import logging
-import os
 from functools import cache
 from typing import Protocol
 
@@ -15,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.config import INSTRUCTION_SETS
+from penstock.executor.torch.cpu_kernels.native import NativeKernels, is_supported
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
-from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 
-PLAIN = "none"
+AUTO, PLAIN = "auto", "none"
+_chosen = AUTO
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Kernels(Protocol):
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> LayerAttention:
-        """Return the attention of one layer over `pages`, as `KVPages.layer` returns them.
+        """Return the attention of one layer over `pages`, which `KVPages.layer` returned.
 
         `dtype`: the format of the queries, None for that of the pages. `num_heads`: query heads.
         See `Scoring` for the other arguments.
@@ -115,8 +115,8 @@ class Kernels(Protocol):
 
     @property
     def has_fast_bf16_linear(self) -> bool:
-        """True if `bf16_linear` is at least as fast as oneDNN's bfloat16 product on this machine,
-        for any number of rows.
+        """True if measurements with this instruction set show that `bf16_linear` is at least as
+        fast as oneDNN's bfloat16 product, for any number of rows.
         """
         ...
 
@@ -144,21 +144,27 @@ class Kernels(Protocol):
         ...
 
 
-def load(name: str | None = None) -> Kernels:
-    """Return the kernels for `name`: an instruction set, or PLAIN for the PyTorch kernels.
+def choose(name: str) -> None:
+    """Choose the kernels that `load` returns by default in this process."""
+    global _chosen
+    _chosen = name
 
-    The default is the environment variable PENSTOCK_CPU_KERNELS, else the best instruction set of
-    this machine, or the PyTorch kernels if none is compiled. Raises ValueError for an instruction
-    set that the compiled kernels or the machine do not support.
+
+def load(name: str | None = None) -> Kernels:
+    """Return the kernels for `name`: an instruction set, PLAIN for the PyTorch kernels, or AUTO for
+    the best instruction set of this machine, or the PyTorch kernels if none is compiled.
+
+    The default is the name passed to `choose`, else AUTO. Raises ValueError for an instruction set
+    that the compiled kernels or the machine do not support.
     """
-    name = name or os.environ.get(KERNELS_VARIABLE) or None
+    name = name or _chosen
     if name == PLAIN:
         return PlainKernels()
     for one in INSTRUCTION_SETS:
-        if name in (None, one) and is_supported(one):
+        if name in (AUTO, one) and is_supported(one):
             return NativeKernels(one)
-    if name is not None:
-        raise ValueError(f"{KERNELS_VARIABLE} {name!r} does not run here")
+    if name != AUTO:
+        raise ValueError(f"cpu_kernels {name} does not run here")
     warn_without_kernels()
     return PlainKernels()
 

@@ -22,8 +22,6 @@ from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import SCALE_BYTES
 
-INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
-"""Instruction sets for which the kernels are compiled, best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
 """Head sizes of 8-bit keys must be multiples of this, so that no vector load crosses into the next
@@ -111,8 +109,8 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def digest_of_sources(hook: Path) -> str:
-    """Return the digest of a checkout's kernel sources and of its build hook, the file `hook`,
-    which stores the same digest in the library.
+    """Return the digest of a checkout's kernel sources and of `hook`, the file of its build hook.
+    The build hook stores the same digest in the library that it builds.
     """
     files = (hook, *sorted((_FOLDER / "csrc").iterdir()))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

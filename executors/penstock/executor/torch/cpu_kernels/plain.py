@@ -1,7 +1,7 @@
-"""The kernels in PyTorch, the reference for the compiled kernels in tests. Without compiled kernels
-the executor uses PyTorch's operators in another way (`paged_attention`).
+"""The CPU kernels in PyTorch, row by row: the reference for tests of the compiled kernels.
 
-Computes row by row.
+The executor does not run them: without compiled kernels, it uses the tensor operations of
+`paged_attention`.
 """
 
 import numpy as np

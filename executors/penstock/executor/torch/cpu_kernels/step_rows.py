@@ -23,8 +23,9 @@ class CRows(ctypes.Structure):
 
 
 class StepRows:
-    """The rows of a step. Row i computes `counts[i]` tokens from position `starts[i]` on, packed
-    from index `first_tokens[i]` on, of the sequence with the blocks `block_table[slots[i]]`.
+    """The rows of a step. Row i has `counts[i]` tokens of one sequence, from position `starts[i]`
+    on. The sequence's blocks are `block_table[slots[i]]`; the packed indices of the row's tokens
+    begin at `first_tokens[i]`.
     """
 
     __slots__ = (

@@ -1,9 +1,9 @@
-"""CUDA graphs of decode steps: for each batch size one for the forward pass (small batches have
-another for long contexts) and one for sampling with Variant.PLAIN.
+"""Captures the CUDA graphs of decode steps at start, and replays them.
 
-Chooses the batch sizes, allocates the memory that the graphs read and write, and captures the
-graphs at start. Forward and sampling are separate graphs, so that other work can run between logits
-and tokens.
+Each batch size has a graph for the forward pass and one for sampling with Variant.PLAIN. They are
+separate, so that other work can run between logits and tokens. Small batch sizes have a second
+forward graph for long contexts. This module also chooses the batch sizes, and allocates the memory
+that the graphs read and write.
 """
 
 import logging
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 class DecodeGraphs:
     """Captures decode steps of up to `max_rows` rows at construction, and replays them.
+
     `last_tokens`: see `DeviceSampler.sample`. `staging`: used only for the capture.
     """
 

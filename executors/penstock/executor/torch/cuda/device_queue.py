@@ -40,7 +40,7 @@ class DeviceQueue(Protocol):
         ...
 
     def active(self) -> AbstractContextManager[object]:
-        """Direct launches within this context to this queue."""
+        """Return a context in which work is launched to this queue."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -98,7 +98,7 @@ class CudaQueue:
         return self._device
 
     def active(self) -> AbstractContextManager[object]:
-        """Make this stream the current one within this context."""
+        """Return a context in which the queue's stream is the current one."""
         return torch.cuda.stream(self._stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -106,7 +106,7 @@ class CudaQueue:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def mark(self) -> CudaMark:
-        """Record an event at the end of the stream."""
+        """Record an event at the end of the stream, and return it."""
         return CudaMark(self._stream)
 
     def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:

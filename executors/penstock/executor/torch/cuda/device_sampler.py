@@ -51,7 +51,7 @@ class Variant(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlan:
-    """Sampling options of a step's rows, as of the launch.
+    """How the rows of a step are sampled, and which log probabilities they request, at its launch.
 
     `wants_logprobs` bool [m]; `num_top`: the greatest number of top log probabilities that a row
     requests.
@@ -66,9 +66,10 @@ class SamplePlan:
 class DeviceSamples:
     """The results on the device, valid until the next `sample`.
 
-    `rows` int32 [m, 4]: token; 1 if the logits were finite; bits of the token's log probability and
-    its rank, both undefined unless requested. `tops` int32 [m, 2, MAX_TOP]: ids of the most likely
-    tokens, then bits of their log probabilities, as many as requested; the rest is undefined.
+    `rows` int32 [m, 4]: the token; 1 if the logits were finite; the bits of the token's log
+    probability (float32); the token's rank. The last two are undefined unless requested. `tops`
+    int32 [m, 2, MAX_TOP]: the ids of the most likely tokens, and the bits of their log
+    probabilities, as many as requested; the rest is undefined.
     """
 
     rows: Tensor

@@ -23,8 +23,8 @@ from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogpro
 
 
 class OutcomeMemory:
-    """Pinned memory for the results of one step of up to `max_rows` rows; `fetch_flags` reallocates
-    for more than `max_tokens` tokens.
+    """Pinned memory for the results of one step of up to `max_rows` rows. It has flags for
+    `max_tokens` tokens; `fetch_flags` allocates more if a step has more tokens.
     """
 
     def __init__(self, queue: DeviceQueue, *, max_rows: int, max_tokens: int) -> None:
@@ -74,7 +74,7 @@ class LaunchedPrompt:
 
     def read(self) -> tuple[int, int, TokenLogprobs]:
         """Return slot, first position and log probabilities, as in `StepResult.prompt_logprobs`.
-        Call it after the step's event has completed.
+        Call it only when the device has completed the step.
         """
         chosen, ranks, top_ids, top_logprobs = (part.numpy() for part in self.parts)
         logprobs = TokenLogprobs(

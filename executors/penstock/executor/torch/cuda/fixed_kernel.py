@@ -25,9 +25,9 @@ _NO_HOOKS = (None, None, None)
 class FixedKernel:
     """One kernel with fixed constants and options, always called with tensors of the same dtypes.
 
-    Its parameters are tensors, then numbers, then the constants. Integer parameters must be
-    `do_not_specialize` (TypeError otherwise), because the compiled kernel is used for all their
-    values.
+    Its parameters are tensors, then numbers, then the constants. Integer parameters must be marked
+    `do_not_specialize`, because one compiled kernel is used for all their values; otherwise the
+    first `launch` raises TypeError.
     """
 
     def __init__(self, kernel: Any, **constants: Any) -> None:

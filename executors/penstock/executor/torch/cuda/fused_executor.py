@@ -5,10 +5,11 @@ Two steps may be in flight. A step of decodes replays captured graphs; any other
 packed forward pass. Only the results are copied to the host, and only `collect` waits for the
 device.
 
-Failures are per request: rows with non-finite values are flagged next to the tokens. The keys and
+Failures are per request: the results of a step have flags for non-finite values. The keys and
 values of a failed request need not be cleared: they are never read, since all loads of the kernels
-are masked. A step that raises while it is queued is repeated in parts
-(`penstock.executor.isolation`): a repeated step writes the same values to the same locations.
+are masked. If a step raises while it is queued, it is repeated in parts
+(`penstock.executor.isolation`). This is safe, because a repeated step writes the same values to the
+same locations.
 """
 
 import traceback
@@ -206,9 +207,9 @@ class FusedExecutor:
 
 
 class _StepMemory:
-    """Pinned memory of one step, for copies in both directions.
+    """Pinned memory of one step, for its copies to and from the device.
 
-    It is allocated for the largest step, because a later allocation may block on queued work.
+    It is allocated for the largest step, because a later allocation may wait for queued work.
     """
 
     def __init__(

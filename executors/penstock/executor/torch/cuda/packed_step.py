@@ -76,8 +76,8 @@ class PackedStep:
             launched.prompts = self._score_prompts(batch, hidden, rows)
 
     def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: DeviceStep) -> None:
-        """Queue the computation of a flag per token, whether its keys and values are finite, and
-        the copy to the host.
+        """Queue the computation of a flag per token (whether its keys and values are finite), and
+        the copy of the flags to the host.
         """
         launched.token_flags = launched.memory.fetch_flags(self._model.finite(hidden))
         launched.token_ends = rows.last_of_row + 1
@@ -120,8 +120,8 @@ class PackedStep:
         return pinned.to(self._queue.device, non_blocking=True)
 
     def _to_host(self, values: Tensor) -> Tensor:
-        """Return a copy of `values` in host memory, which is complete when the step's event has
-        completed.
+        """Return host memory to which `values` are copied; the copy is complete when the work
+        queued so far is done.
         """
         fetched = self._queue.pinned(tuple(values.shape), values.dtype)
         fetched.copy_(values, non_blocking=True)

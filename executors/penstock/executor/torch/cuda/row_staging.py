@@ -85,8 +85,8 @@ class RowStaging:
         staged.copy_(self._rows, non_blocking=True)
 
     def stage_decodes(self, batch: Batch, staged: Tensor, num_padded: int) -> None:
-        """Queue the copy of a batch of decodes to `staged`; its rows up to `num_padded` are
-        padding.
+        """Queue the copy of a batch of decodes to `staged`, followed by padding rows up to
+        `num_padded` rows in total.
         """
         num_rows = batch.num_rows
         rows = self._rows_on_host
@@ -254,7 +254,7 @@ def _table_entries_before_chunks(
     batch: Batch, slots: Ints, width: int
 ) -> tuple[Ints, NDArray[np.int32]]:
     """Return the flat indices of the block table entries before each chunk, and the blocks in these
-    entries. The device's table lacks the entries of prefix cache hits.
+    entries. They must be copied, because the device's table lacks those of prefix cache hits.
 
     `slots`: the slots in which the step runs.
     """

@@ -58,8 +58,9 @@ def run_widest_step(
     max_seq_len: int,
     block_size: int,
 ) -> None:
-    """Run a step of at least `num_tokens` tokens, or as many as `max_rows` sequences can have, and
-    the LM head for `max_rows` rows. All keys and values are written to block 0.
+    """Run a step of at least `num_tokens` tokens (fewer if `max_rows` sequences of `max_seq_len`
+    tokens have fewer), and the LM head for `max_rows` rows. All keys and values are written to
+    block 0.
     """
     num_rows = min(-(-num_tokens // max_seq_len), max_rows)
     count = min(-(-num_tokens // num_rows), max_seq_len)

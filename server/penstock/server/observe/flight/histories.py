@@ -51,7 +51,7 @@ class RequestDetails:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueueInterval:
-    """An interval in the queue. `end_s` is infinite while the request waits.
+    """A time interval in which a request waits in the queue. `end_s` is infinite while it waits.
 
     `num_ahead` is the number of requests that were queued ahead of this one; None after a
     preemption.
@@ -64,7 +64,8 @@ class QueueInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedChunk:
-    """A chunk of a prefill: the tokens that one step computes. The step was launched at `at_s`."""
+    """A chunk of a prefill: the `num_tokens` tokens that step `step`, launched at `at_s`,
+    computes."""
 
     step: int
     at_s: float
@@ -73,7 +74,8 @@ class RecordedChunk:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SlotInterval:
-    """An interval in the running batch. `end_s` is infinite while the request runs.
+    """A time interval in which a request has a slot of the batch. `end_s` is infinite while it
+    runs.
 
     `is_cut` is True if the interval began before the recording. `first_token_s` is NaN if it was
     not recorded.
@@ -93,7 +95,7 @@ class RequestHistory:
 
     `details` has the ids and options of the request, None if their row was overwritten. `end` is
     FINISHED or FAILED, None while the output is live. `reason` is the value of its FinishReason or
-    FailureReason. `end_step` is the step whose result was processed last when it ended.
+    FailureReason. `end_step` is the last step whose result was processed when the output ended.
     `num_output_tokens` is the count in the last PREEMPTED, FINISHED or FAILED event, 0 without one.
     """
 
@@ -125,7 +127,8 @@ class RequestHistory:
 
 
 def begin_s(recording: Recording) -> float:
-    """Return the earliest recorded time in seconds (monotonic clock), 0 if nothing is recorded."""
+    """Return the time of the earliest recorded step or event, in seconds on the monotonic clock; 0
+    if there is none."""
     known: list[float] = []
     if len(recording.steps):
         known.append(float(recording.steps["begun_s"][0]))
@@ -135,8 +138,11 @@ def begin_s(recording: Recording) -> float:
 
 
 def end_s(recording: Recording) -> float:
-    """Return the latest recorded time in seconds (monotonic clock): that of the copy, or of the
-    last step, event or launch."""
+    """Return the latest recorded time, in seconds on the monotonic clock.
+
+    It is the latest of four times: when the recording was copied, and those of the last step, the
+    last event and the last launch.
+    """
     steps, events, launch = recording.steps, recording.events, recording.last_launch
     known = [recording.copied_s]
     if len(steps):

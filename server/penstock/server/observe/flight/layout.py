@@ -155,9 +155,9 @@ class EventKind(enum.IntEnum):
     """The kind of an event of one request.
 
     CHUNK is written when its step is launched, so that a recording also has the requests of a step
-    that never returned. All other events are written at the end of an iteration. PREFIX_FOUND has
-    the number of tokens found in the cache of an executor that manages its blocks itself; it
-    replaces the prediction of ADMITTED.
+    that never returned. All other events are written at the end of an iteration. The number of
+    cached tokens in ADMITTED is a prediction if the executor manages its blocks itself;
+    PREFIX_FOUND then has the number that was found.
     """
 
     QUEUED = 1
@@ -206,7 +206,7 @@ class Geometry:
         """Return the geometry in the header of a shared-memory region or file of `num_bytes` bytes.
 
         Raises FlightError if the header is invalid or has another layout version, or if
-        `num_bytes` is not the size that it implies (the recording is truncated).
+        `num_bytes` is not the size that the header implies (the recording is truncated).
         """
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise FlightError("is not a flight recording")
@@ -222,7 +222,8 @@ class Geometry:
         return geometry
 
     def check(self) -> None:
-        """Raise FlightError unless each ring has a power of two in 64..2**24 rows."""
+        """Raise FlightError unless the number of rows of each ring is a power of two from 64 to
+        2**24."""
         for num in self.num_rows:
             if not _MIN_ROWS <= num <= _MAX_ROWS or num & (num - 1):
                 raise FlightError(
@@ -290,7 +291,7 @@ def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig
 
 
 def encode_facts(facts: FlightFacts) -> bytes:
-    """Encode the metadata as the JSON in the header."""
+    """Encode the metadata as JSON for the header."""
     return json.dumps(to_json_value(facts)).encode("ascii")
 
 

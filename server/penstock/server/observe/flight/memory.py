@@ -81,8 +81,8 @@ _MAX_BATCH = 16
 
 
 class RingMemory:
-    """Writes rows and counts to the mapped memory. There must be one writer at a time. The
-    constructor discards earlier content and writes `facts`, the metadata of the engine.
+    """Writes rows and counts to the mapped memory, which must have at most one writer at a time.
+    The constructor discards earlier content and writes `facts`, the metadata of the engine.
 
     `totals` has the counts of `layout.TOTALS` as 8-byte words, so that readers never see a
     partially written count. The first three are the row counts of the rings. The constructor raises

@@ -59,8 +59,8 @@ _MAX_PARTIAL_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
-    """A step launched at `at_s` (monotonic clock, in seconds), with its numbers of rows and of
-    prefill tokens."""
+    """A launched step, with its number of rows of each kind and of prefill tokens. `at_s` is the
+    time of the launch in seconds on the monotonic clock."""
 
     step: int
     at_s: float
@@ -91,9 +91,9 @@ class Recording:
 class FlightReader:
     """Reads the memory of a descriptor (int), a copy (bytes), or a file (Path). Not thread-safe.
 
-    When a new engine reuses the memory, the next read is of the new engine. The constructor raises
-    OSError if the source cannot be read; it and all methods that read raise FlightError for invalid
-    content.
+    When a new engine reuses the memory, the next read returns the content of the new engine. The
+    constructor raises OSError if the source cannot be read. The constructor and all methods that
+    read raise FlightError for invalid content.
     """
 
     def __init__(self, source: int | bytes | Path) -> None:
@@ -227,8 +227,11 @@ class FlightReader:
             raise FlightError(f"has facts that cannot be read: {error}") from error
 
     def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
-        """Return the available rows of a ring from row `first` on, the number of the first returned
-        row, and the number after the last one."""
+        """Return the rows of a ring that are available, from row number `first` on.
+
+        Also returns the number of the first returned row, and the number of the row that follows
+        the last one.
+        """
         rows, size = self._rings[ring], self._sizes[ring]
         num = self._totals[ring]
         first = max(first, num - size + 1, self._firsts[ring])

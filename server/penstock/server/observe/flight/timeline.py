@@ -72,8 +72,8 @@ class TimelineLanes:
 
 
 def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iterator[bytes]:
-    """Return the trace file as an iterator of chunks. If `num_steps` is set, only that many of the
-    last steps are included."""
+    """Return an iterator over the chunks of the trace file. If `num_steps` is set, only the last
+    `num_steps` steps are included."""
     return _Timeline(recording, num_steps).draw()
 
 

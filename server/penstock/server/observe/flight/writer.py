@@ -38,8 +38,8 @@ from penstock.server.tenants import client_request_id
 
 
 class IterationGaps:
-    """Measures the inter-token latency in the `num_slots` slots of a self-paced engine, whose
-    executor schedules its own batches."""
+    """Measures the inter-token latency of a self-paced engine, whose executor schedules its own
+    batches. `num_slots` is the number of its batch slots."""
 
     def __init__(self, num_slots: int) -> None:
         self._last_s: NDArray[np.float64] = np.full(num_slots, nan)
@@ -54,12 +54,12 @@ class IterationGaps:
     def measure(
         self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
     ) -> tuple[float, int]:
-        """Return the mean time since the previous tokens in seconds (NaN if there is none), and the
-        number of slots in the mean.
+        """Return the mean time between the tokens of this iteration and the previous tokens in the
+        same slots, in seconds, and the number of slots in the mean. Without slots the mean is NaN.
 
         `known`, an int32 array of shape [num_slots], has the number of tokens of each slot after
         the previous iteration. `now` is the time of this iteration's result in seconds; it is
-        recorded for the slots that got tokens. `arrays` is None before the first launch.
+        stored for the slots that got tokens. `arrays` is None before the first launch.
         """
         if arrays is None:
             return nan, 0
@@ -87,11 +87,11 @@ _QUEUED, _ADMIT, _CHUNK, _FIRST_TOKEN, _PREEMPT, _FINISH, _FAIL, _FOUND = map(in
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A live output of a request. `num_output` is the number of its tokens when it last lost its
-    slot.
+    """A live output of a request.
 
-    `iteration` is the number of the iteration of its last admission. `has_token` is True if it has
-    ever had a token.
+    `num_output` is the number of tokens that it had generated when it last lost its slot.
+    `iteration` is the number of the iteration in which it was last admitted, -1 before. `has_token`
+    is True if it has generated a token.
     """
 
     num_prompt: int
@@ -105,8 +105,8 @@ class _Live:
 class FlightWriter:
     """Writes the flight record to the memory of descriptor `fd`, which may be closed afterwards.
 
-    It is an `EngineListener` whose methods may raise; see `EngineListeners`. The constructor raises
-    FlightError or OSError if the memory cannot be used.
+    It is an `EngineListener` whose methods may raise exceptions, which `EngineListeners` handles.
+    The constructor raises FlightError or OSError if the memory cannot be used.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
@@ -162,7 +162,7 @@ class FlightWriter:
             self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
 
     def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
-        """Record the launch of a step, shortly before it, and the events of its prefill chunks."""
+        """Record the step that is about to be launched, and the events of its prefill chunks."""
         self._arrays = batch.arrays
         for request in batch.admitted:
             self._granted[request.spec.key] = request.slot
@@ -212,8 +212,8 @@ class FlightWriter:
     def _note_chunks(
         self, step: int, chunks: Sequence[PrefillChunk], launched_s: float
     ) -> tuple[int, int]:
-        """Record chunks; with a self-paced executor, only the first chunk of each prompt. Return
-        the number of recorded chunks and the number of their tokens."""
+        """Record the chunks, or with a self-paced executor only the first chunk of each prompt.
+        Return the number of recorded chunks and the number of their tokens."""
         num_new = num_tokens = 0
         for chunk in chunks:
             key, count = chunk.request.spec.key, chunk.count
@@ -377,11 +377,11 @@ class FlightWriter:
         self._uncounted = _NOTHING
 
     def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
-        """Return the mean time since the previous token over a step's decodes, in seconds; NaN
-        without decodes.
+        """Return the mean time between the tokens of a step's decodes and their previous tokens, in
+        seconds; NaN if no decode got a token.
 
-        Each decode got its previous token in the previous step. Paused decodes, which a step skips,
-        are the exception: their time without tokens is added in the step that resumes them.
+        The previous token of a decode is from the previous step. The exception is a paused decode,
+        which steps skip: the time of the skipped steps is added in the step that resumes it.
         """
         step_s = collected_s - self._collected_s
         gap_s = step_s if num_itl > 0 else nan
@@ -396,7 +396,7 @@ class FlightWriter:
         return gap_s
 
     def _count(self, place: int) -> None:
-        """Increment a count for the next row of a step; `place` is its index in `_uncounted`."""
+        """Add 1 to the count at index `place` of `_uncounted`, which the next step row includes."""
         uncounted = list(self._uncounted)
         uncounted[place] = min(uncounted[place] + 1, _MAX_U2)
         self._uncounted = uncounted

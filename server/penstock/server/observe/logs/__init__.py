@@ -76,7 +76,7 @@ def configure_logging(
 
 
 def leave_out_banner_lines() -> None:
-    """Drop log lines that repeat the banner of this process."""
+    """Drop, from now on, the log lines that repeat the banner of this process (`IN_BANNER`)."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: not getattr(record, "is_in_banner", False))
 

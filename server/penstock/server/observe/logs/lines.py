@@ -1,8 +1,8 @@
 """Formats log lines as text for humans, as shorter text for a terminal, or as JSON for log
 collectors.
 
-Defines the fields, their names and the escaping, which keeps each event on one line for any request
-id.
+Defines the fields, their names and the escaping, which keeps each event on one line even if the
+request id contains line breaks.
 
 The type and the frames of an exception are always logged, its message only if it is safe. The
 message of an exception raised while a request is handled may quote the request ("invalid literal:

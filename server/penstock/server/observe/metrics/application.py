@@ -1,9 +1,9 @@
 """The WSGI application of the metrics port, which serves the metrics, the status page, its data
 (`/status.json`) and the health check.
 
-Defines the routes, the access rules and the keys of `/status.json`: those of `Snapshot`, and the
-live requests. The status is cached, so that the service is queried at most twice per second for any
-number of viewers. Uses no sockets and creates no threads. The application is read-only.
+Defines the routes, the access rules and the keys of `/status.json`. The status is cached, so that
+the service is queried at most twice per second for any number of viewers. Uses no sockets and
+creates no threads. The application is read-only.
 """
 
 import asyncio
@@ -123,9 +123,10 @@ class _Call:
 class MetricsApplication:
     """The WSGI application. `is_local` is True if its port is bound to a loopback address.
 
-    In that case the page and its status require a loopback name in the Host header, which protects
-    them from other web pages that use DNS rebinding. `access` checks the Authorization header; None
-    permits all callers. Health probes are always permitted.
+    If `is_local`, requests for the page and its status must have a loopback name in the Host
+    header, so that other web pages cannot read them by DNS rebinding. `access` checks the
+    Authorization header; if it is None, all callers are permitted. Health probes are always
+    permitted.
     """
 
     def __init__(
@@ -150,8 +151,8 @@ class MetricsApplication:
     def __call__(
         self, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        """Handle one WSGI request: check the caller, then return the body for the path; empty for
-        HEAD."""
+        """Handle one WSGI request: check the caller, then return the body for the path (empty for a
+        HEAD request)."""
         answer = self._answer(environ)
         body = answer.body
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
@@ -257,10 +258,11 @@ def _is_loopback(host: str) -> bool:
 def status_json(
     snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
 ) -> bytes:
-    """Return the status as UTF-8 JSON. Numbers that are not finite become null.
+    """Return the status as UTF-8 JSON, in which numbers that are not finite are null.
 
-    The first MAX_REQUESTS of `requests` are listed. `requests_problem` is the reason why the live
-    requests could not be queried, empty if they were.
+    It has the fields of `snapshot`, the first MAX_REQUESTS of `requests`, `num_requests` (the
+    number of all requests) and `requests_problem`: the reason why the live requests could not be
+    queried, empty if they were.
     """
     status = {
         **msgspec.to_builtins(snapshot),

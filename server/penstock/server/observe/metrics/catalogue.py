@@ -3,7 +3,8 @@
 docs/telemetry.md is generated from this list, and the dashboard and the alert rules are checked
 against it. Names include their unit and pass `promtool`; all metrics also have the label `model`.
 Small models on fast devices generate a token in under a millisecond, large models on CPUs take
-seconds. The buckets span both, with two or three per doubling in the range of the alerts.
+seconds. The buckets span both; in the range of the alerts there are two or three buckets per
+doubling of the value.
 """
 
 import enum

@@ -1,8 +1,8 @@
-"""Renders the metrics as Prometheus text, on request also under the names of other systems.
+"""Renders the metrics as Prometheus text; if requested, also under the names of other systems.
 
-The Accept header selects the encoding. Also contains the tables of aliases: Penstock's metrics
-under the names of TensorRT-LLM or of the OpenTelemetry conventions. An alias has the same values;
-metrics without a counterpart have no alias.
+The Accept header selects the text format. Also contains the tables of aliases, which are the names
+of Penstock's metrics in TensorRT-LLM or in the OpenTelemetry conventions. An alias has the same
+values; metrics without a counterpart have no alias.
 """
 
 from collections import defaultdict
@@ -28,8 +28,8 @@ class Alias:
 
     Attributes:
         where: Maps label names to the values that a series must have in order to be exported.
-        keep: Maps each label that is exported in addition to the model to its new name. Its values
-            are exported in lower case. Series with equal exported labels are summed.
+        keep: The labels that are exported besides the model, each mapped to its new name. Their
+            values are exported in lower case. Series with equal exported labels are summed.
     """
 
     name: str

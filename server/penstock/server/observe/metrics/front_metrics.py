@@ -31,8 +31,8 @@ _Values = defaultdict[tuple[MetricSpec, tuple[str, ...]], list[float]]
 
 
 class _FrontCounts:
-    """One front: its last heartbeat, the counts already added to the tables, and the counts from
-    its records."""
+    """The last heartbeat of one front, the counts of it that are already added to the tables, and
+    the counts of its records."""
 
     def __init__(self) -> None:
         self.heartbeat: Heartbeat | None = None
@@ -41,8 +41,11 @@ class _FrontCounts:
 
 
 class FrontMetrics:
-    """Updates the tables from heartbeats, and from records that are newer than the last heartbeat
-    of a front. `methods` are the RPC methods of a gateway, in addition to those of Penstock."""
+    """Updates the tables from the heartbeats of the fronts. If a front ends, also from its records
+    that are newer than its last heartbeat.
+
+    `methods` are the RPC methods of a gateway, in addition to those of Penstock.
+    """
 
     def __init__(self, tables: MetricTables, methods: Collection[str] = ()) -> None:
         self._tables = tables
@@ -61,8 +64,8 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
-        """Count the outcomes of the records by front. They are added to the metrics only if the
-        front ends before a heartbeat includes them."""
+        """Count the outcomes of the records by front. These counts are added to the metrics only if
+        the front ends before one of its heartbeats includes them."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -75,7 +78,8 @@ class FrontMetrics:
             front.recorded.update(_series_counts(end, self._methods))
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Add the counts in a heartbeat of a front, and set the gauges of the fronts."""
+        """Increase the counters by what a front has counted since its previous heartbeat, and set
+        the gauges of the fronts."""
         front = self._front(heartbeat.front_id)
         front.heartbeat = heartbeat
         self._count(front, self._counts(heartbeat))
@@ -83,7 +87,7 @@ class FrontMetrics:
         self._set_gauges()
 
     def front_disconnected(self, front_id: int) -> None:
-        """Remove the gauges of a front that has ended, and add the counts of its records that are
+        """Remove a front that has ended from the gauges, and add the counts of its records that are
         newer than its last heartbeat. Idempotent."""
         front = self._fronts.pop(front_id, None)
         if front is not None:
@@ -105,8 +109,8 @@ class FrontMetrics:
         return max((heartbeat.epoch for heartbeat in self._heartbeats()), default=0)
 
     def _front(self, front_id: int) -> _FrontCounts:
-        """Return the entry of a front, created if it is missing. Ids are unique, so the same id
-        always means the same front."""
+        """Return the entry of a front; create it if it is missing. A front that reconnects gets its
+        previous entry, because front ids are unique."""
         if front_id not in self._fronts:
             known = front_id in self._disconnected
             self._fronts[front_id] = self._disconnected.pop(front_id) if known else _FrontCounts()
@@ -157,7 +161,8 @@ class FrontMetrics:
 
 
 def _series_counts(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
-    """Return the count that an outcome adds to each series of requests, errors and rejections."""
+    """Return the number of requests that an outcome adds to each series of the counters of
+    requests, errors and rejections."""
     reason = labels.label_of(end.reason, labels.REASONS)
     names = (
         labels.label_of(end.method, methods),

@@ -274,7 +274,8 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving and close all connections. May wait for the server's thread. Idempotent."""
+        """Stop serving and close all connections. Blocks until the server's thread has ended.
+        Idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()

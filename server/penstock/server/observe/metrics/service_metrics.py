@@ -38,8 +38,8 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read the usage of all processes and set the metrics. The CPU time of a name is summed
-        over successive processes with that name."""
+        """Read the usage of all processes and set the metrics. If a process is replaced by one with
+        the same name, their CPU times are summed."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -111,21 +111,21 @@ class ServiceMetrics(ServiceListener, Collector):
             self._tables.counter(catalogue.SPANS).begin(outcome)
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
-        """Add ended requests to the histograms and counters."""
+        """Update the histograms and counters with ended requests."""
         with self._lock:
             self._requests.add(records)
             self._fronts.add_records(records)
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Add the heartbeat of a front (gRPC server process)."""
+        """Update the metrics from the heartbeat of a front (gRPC server process)."""
         with self._lock:
             self._fronts.add_heartbeat(heartbeat)
             self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Record the engine: its epoch, number of blocks, block size and number of slots.
+        """Record the engine's epoch, number of blocks, block size and number of batch slots.
 
-        Steps also report the number of blocks, but not the block size and the slots.
+        Steps also report the number of blocks, but not the block size and the number of slots.
         """
         with self._lock:
             self._steps.set_engine(hello)
@@ -137,15 +137,15 @@ class ServiceMetrics(ServiceListener, Collector):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """Add steps of the engine of `epoch`. Without `totals`, only the steps that were read are
-        counted."""
+        """Update the metrics with steps of the engine of `epoch`. Without `totals`, the counters
+        include only the steps that were read."""
         with self._lock:
             self._steps.add_steps(epoch, rows, num_missed)
             if totals:
                 self._steps.set_totals(epoch, totals)
 
     def front_disconnected(self, front_id: int) -> None:
-        """Remove the gauges of a front that has ended. Its counts are kept."""
+        """Remove a front that has ended from the gauges. Its counts are kept."""
         with self._lock:
             self._fronts.front_disconnected(front_id)
             self._steps.set_engine_up(self._fronts.epoch, self._fronts.is_engine_up)

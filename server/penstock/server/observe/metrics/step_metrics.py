@@ -49,8 +49,8 @@ class StepMetrics:
         self.set_gauges()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Record the engine, and set the gauges of its block size, number of blocks and number of
-        batch slots."""
+        """Record the epoch of the engine, and set the gauges of its block size, number of blocks
+        and number of batch slots."""
         self._begin_epoch(hello.epoch)
         info = hello.executor
         gauge = self._tables.gauge
@@ -82,9 +82,12 @@ class StepMetrics:
         self._observe(rows)
 
     def set_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """Raise the counters of output tokens, admissions and preemptions to the totals of the
-        flight recorder. These include steps whose rows were missed, so `add_steps` no longer adds
-        to these counters for this engine. Totals of an older engine are ignored."""
+        """Increase the counters of output tokens, admissions and preemptions to the totals of the
+        flight recorder.
+
+        The totals include steps that were overwritten before they were read. Therefore `add_steps`
+        no longer updates these counters for this engine. Totals of an older engine are ignored.
+        """
         self._begin_epoch(epoch)
         if epoch != self._epoch:
             return
@@ -96,11 +99,11 @@ class StepMetrics:
             self._from_totals[name] = max(counted, totals[name])
 
     def set_gauges(self, load: LoadState | None = None) -> None:
-        """Set the gauges of the batch, the queue and the cache, and add to the counters of
-        shortened and dropped retentions of cached blocks. The load is zero while there is no
-        engine.
+        """Set the gauges of the batch, the queue and the cache, and update the counters of
+        shortened and dropped retentions of cached blocks.
 
-        `load` is the load that the engine reports now; None: the load after its last step is used.
+        `load` is the load that the engine reports now. If it is None, the load after the last step
+        is used. The load is zero while there is no engine.
         """
         row = self._last[0] if self._last is not None and self._is_up else None
         if load is None and row is not None:
@@ -144,7 +147,7 @@ class StepMetrics:
         gauge(catalogue.KV_USAGE).set(used / total if total else 0)
 
     def _begin_epoch(self, epoch: int) -> None:
-        """If the epoch is that of a newer engine, add the restarts since the previous one, and
+        """If `epoch` is that of a newer engine, count the restarts since the previous engine and
         reset the state of the previous engine. Otherwise do nothing."""
         if epoch <= self._epoch:
             return

@@ -22,8 +22,8 @@ Labels = tuple[str, ...]
 
 
 class CounterTable:
-    """The series of one counter, by their label values. A series appears with its first increment
-    or after `begin`; a counter without labels exists from the start, with value 0."""
+    """The series of one counter, by their label values. A series exists after `begin` or its first
+    `add`; the series of a counter without labels exists from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.COUNTER)
@@ -49,7 +49,8 @@ class CounterTable:
         return self._values.get(labels, 0)
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """Return the metric. In each series the constant labels come first."""
+        """Return the metric with all its series. The labels of each series begin with the constant
+        labels, which have the names `constant_names` and the values `constant`."""
         names = (*constant_names, *self._spec.labels)
         family = CounterMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -58,8 +59,8 @@ class CounterTable:
 
 
 class GaugeTable:
-    """The series of one gauge, by their label values. A gauge without labels exists from the start,
-    with value 0."""
+    """The series of one gauge, by their label values. The series of a gauge without labels exists
+    from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.GAUGE)
@@ -80,7 +81,8 @@ class GaugeTable:
         self._values.clear()
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """Return the metric. In each series the constant labels come first."""
+        """Return the metric with all its series. The labels of each series begin with the constant
+        labels, which have the names `constant_names` and the values `constant`."""
         names = (*constant_names, *self._spec.labels)
         family = GaugeMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -134,7 +136,8 @@ class HistogramTable:
         series.total += float(np.dot(array, times))
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """Return the metric. In each series the constant labels come first."""
+        """Return the metric with all its series. The labels of each series begin with the constant
+        labels, which have the names `constant_names` and the values `constant`."""
         names = (*constant_names, *self._spec.labels)
         family = HistogramMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, series in self._series.items():
@@ -157,7 +160,8 @@ def _checked(spec: MetricSpec, labels: Labels) -> Labels:
 
 
 class MetricTables:
-    """The tables of all metrics, by spec. All series have the `constant` labels."""
+    """The tables of all metrics of the catalogue. All series have the labels `constant`, a mapping
+    of names to values, in addition to those of their metric."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         self._names = tuple(constant)
@@ -175,15 +179,18 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """Return the table of this counter. Raises KeyError for another metric."""
+        """Return the table of a counter. Raises KeyError if `spec` is not a counter of the
+        catalogue."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """Return the table of this gauge. Raises KeyError for another metric."""
+        """Return the table of a gauge. Raises KeyError if `spec` is not a gauge of the
+        catalogue."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """Return the table of this histogram. Raises KeyError for another metric."""
+        """Return the table of a histogram. Raises KeyError if `spec` is not a histogram of the
+        catalogue."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:

@@ -39,9 +39,9 @@ class EngineSteps:
     """Aggregates rows of `flight.layout.STEP`. The totals and the state after the last step are
     attributes.
 
-    The numbers of steps, tokens and preemptions are totals over all engines. For steps that were
-    overwritten before they were read, only their number is known. `updated_s` is the time of the
-    newest step.
+    The numbers of steps, tokens and preemptions are totals over all engines. Steps that were
+    overwritten before they were read are included only in the number of steps. `updated_s` is the
+    time at which the result of the newest step was processed.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,8 @@ class _Slots:
         return index, held != number
 
     def live(self, now_s: float) -> NDArray[np.bool_]:
-        """Return the mask of the ring's slots that are within the last `num_slots` slots."""
+        """Return a boolean mask, of shape [num_slots], of the entries of the ring that are not
+        older than `num_slots` slots."""
         newest = self.number_at(now_s)
         return (self._numbers > newest - self.num_slots) & (self._numbers <= newest)
 
@@ -249,16 +250,16 @@ class SumWindow:
         return total
 
     def covered_s(self, now_s: float) -> float:
-        """Return the time in seconds that the sums cover, which is shorter than the window at the
-        beginning."""
+        """Return the time in seconds that the sums cover. It is shorter than the window until the
+        first value is as old as the window."""
         slot_s = self._slots.slot_s
         oldest_s = (self._slots.number_at(now_s) - self._slots.num_slots + 1) * slot_s
         return max(now_s - max(oldest_s, self._begun_s), slot_s)
 
 
 def _bucket_s(index: int) -> float:
-    """Return the duration that represents a bucket; its relative distance to both bounds is
-    equal."""
+    """Return the duration in seconds that is reported for the values in a bucket. Its relative
+    difference from both bounds of the bucket is equal."""
     if not index:
         return MIN_DURATION_S
     upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)

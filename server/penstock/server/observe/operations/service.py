@@ -75,8 +75,8 @@ class Operations:
         """Query engine and fronts; return all live requests in order of arrival. Concurrent calls,
         and calls within `_FRESH_S`, share a query.
 
-        Raises OperationsError if the engine is unavailable and at least one front does not respond,
-        unless another front has live requests.
+        Raises OperationsError if the engine is unavailable, at least one front does not respond,
+        and no other front has live requests.
         """
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._queried_s > _FRESH_S
@@ -147,7 +147,8 @@ class Operations:
             raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """Sample `engine`, `front N` or `observer`, and yield the profile as a speedscope file.
+        """Sample a process for `seconds` seconds, and yield chunks of the profile, a speedscope
+        file. `process` is `engine`, `front N` or `observer`.
 
         Raises OperationsError for an invalid duration or process, and if the process fails or does
         not respond.
@@ -170,8 +171,8 @@ class Operations:
         return self._flight
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run `work`, which uses the flight recorder, on a thread. Only one call runs at a time.
-        The work continues even if the caller is cancelled."""
+        """Run `work`, which uses the flight recorder, on a thread and return its result. Only one
+        call runs at a time. The work continues even if the caller is cancelled."""
         await self._reading_flight.acquire()
         working = asyncio.ensure_future(asyncio.to_thread(work))
         working.add_done_callback(lambda _: self._reading_flight.release())

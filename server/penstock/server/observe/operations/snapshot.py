@@ -2,8 +2,8 @@
 
 Defines the values, which correspond to `penstock.v1.ServerStats` but do not use protobuf. Merges
 the engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue
-position), a front (gRPC server process) has requests (phase, history, backlog). A request
-that only one of them has is returned with the fields of that one. Durations are in seconds, None if
+position), a front (gRPC server process) has requests (phase, history, backlog). If only one of them
+has a request, the fields of the other are empty or derived. Durations are in seconds, None if
 unknown.
 """
 
@@ -35,7 +35,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSnapshot:
-    """The KV cache, in blocks. Used + cached + free = total."""
+    """The blocks of the KV cache by state. The used, cached and free blocks add up to the total."""
 
     block_size_tokens: int = 0
     num_total_blocks: int = 0
@@ -155,10 +155,10 @@ def merge(
     now_s: float,
     to_unix_s: Callable[[float], float],
 ) -> tuple[RequestView, ...]:
-    """Return all live requests in order of arrival. The `n` outputs of a request are one entry.
+    """Return all live requests in order of arrival, one entry per request for all its outputs.
 
-    `engine` is empty when there is no engine. `now_s` is on the clock of the views, and `to_unix_s`
-    converts a time of that clock to seconds since 1970.
+    `engine` is empty if the engine is unavailable. `now_s` is on the clock of the views, and
+    `to_unix_s` converts a time of that clock to seconds since 1970.
     """
     outputs = {view.key: view for view in engine}
     views: list[RequestView] = []
@@ -256,8 +256,8 @@ def _state_of(outputs: Sequence[LiveView]) -> str:
 
 
 def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
-    """Return the wait reason and the queue position of the output that is first in the queue; ""
-    and None if unknown."""
+    """Return the wait reason ("" if unknown) and the queue position (None if unknown) of the output
+    that is closest to the front of the queue."""
     if not outputs:
         return "", None
     first = min(

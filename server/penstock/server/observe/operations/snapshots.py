@@ -100,7 +100,7 @@ def _counts_of(heartbeat: Heartbeat) -> Counter[str]:
 
 def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
     """Yield pairs (kind, number of requests). The kind is `completed`, `cancelled`, `rejected` or
-    `failed`. Cancelled requests are also counted as completed."""
+    `failed`. Cancelled requests also have a pair `completed`."""
     for outcome in outcomes:
         is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
         if is_cancelled:
@@ -169,8 +169,11 @@ class SnapshotMaker(ServiceListener):
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Store the heartbeat of a front. Clears the load of the engine if no front is connected to
-        one, or if no request is live and the last step ended over a second ago."""
+        """Store the heartbeat of a front.
+
+        Also clears the load of the engine if no front is connected to an engine, or if no request
+        is live and the last step ended over a second ago.
+        """
         self._fronts.add_heartbeat(heartbeat)
         live = self._fronts.live
         if not any(front.is_engine_up for front in live):
@@ -179,7 +182,7 @@ class SnapshotMaker(ServiceListener):
             self._steps.clear_live_requests()
 
     def set_engine(self, hello: EngineHello) -> None:
-        """Store the limits of the executor, which the engine sends in its first frame."""
+        """Store the description of the executor (`ExecutorInfo`) from the engine's first frame."""
         self._info = hello.executor
 
     def add_steps(
@@ -287,8 +290,8 @@ class SnapshotMaker(ServiceListener):
         return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
-        """Return True if the last step ended over a second ago, so that heartbeats are newer than
-        its figures."""
+        """Return True if the last step ended over a second ago. The last heartbeats, which fronts
+        send every second, are then newer than the figures of the step."""
         return self._clock() - self._steps.updated_s > 1.0
 
 

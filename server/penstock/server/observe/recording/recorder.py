@@ -44,8 +44,8 @@ class RecordFile:
         self.is_full = False
 
     def write(self, lines: Sequence[str]) -> None:
-        """Append lines up to the size limit. At the first line that would exceed it, sets `is_full`
-        and stops.
+        """Append lines. If a line would exceed the size limit, set `is_full` and write neither that
+        line nor any later one.
 
         Raises OSError if writing fails; the file then still ends with a complete line.
         """
@@ -83,8 +83,8 @@ class RecordFile:
 def open_pair(
     folder: Path, names: tuple[str, str], max_bytes: int
 ) -> tuple[RecordFile, RecordFile]:
-    """Open two new files `<name>.jsonl`, or `<name>-2.jsonl` and so on, with the first number that
-    neither uses yet.
+    """Create two files, named `<name>.jsonl` for each of `names`. If one of them exists, both get
+    the same number: `<name>-2.jsonl`, and so on.
 
     Creates `folder`, accessible to its owner only, if it is missing. Raises OSError if a file or
     the folder cannot be created.
@@ -116,8 +116,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Iteration:
-    """One engine iteration. `keys` (int64) has the key of the output of each new token. `ends` are
-    the ended outputs. `measure` is the step with its duration, None if no step is recorded."""
+    """One engine iteration. `keys` (int64 [n]) has for each new token the key of its output. `ends`
+    are the ended outputs. `measure` is the step with its duration, None if no step is recorded."""
 
     keys: NDArray[np.int64]
     ends: tuple[Completed | Failed, ...]
@@ -125,14 +125,14 @@ class _Iteration:
 
 
 class Recorder:
-    """An `EngineListener` that writes `steps.jsonl` and `requests.jsonl` in a folder, with a number
-    if they exist already.
+    """An `EngineListener` that writes `steps.jsonl` and `requests.jsonl` to a folder, or numbered
+    files such as `steps-2.jsonl` if they exist already.
 
-    A recorded step lasts from the end of the previous step to its own end, or from its start if the
-    engine was idle, because the work between two steps delays the next step too. If
-    `is_self_paced`, the executor schedules its own batches: its steps have no duration and are left
-    out. `max_bytes` limits the size of each file. Recording stops if more than `max_backlog` items
-    are unwritten. Raises OSError if the files cannot be created.
+    The recorded duration of a step begins at the end of the previous step, because the work between
+    two steps delays the next step too. If the engine was idle, it begins at the start of the step.
+    If `is_self_paced`, the executor schedules its own batches: its steps have no duration and are
+    left out. `max_bytes` limits the size of each file. Recording stops if more than `max_backlog`
+    items would be unwritten. Raises OSError if the files cannot be created.
     """
 
     def __init__(

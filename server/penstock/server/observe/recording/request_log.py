@@ -1,9 +1,9 @@
 """Converts the submissions and events of an engine to a workload trace, which has the lengths,
 arrival times and shared prefixes of the requests.
 
-A trace contains no text and no token ids, and has names such as `tenant-1` for tenants. It contains
-no block hashes either, because a reader could use them to verify a guessed prompt. Uses neither
-files nor threads.
+A trace contains no text and no token ids, and tenants are renamed `tenant-1`, `tenant-2` and so on.
+It contains no block hashes either, because a reader could use them to verify a guessed prompt. Uses
+neither files nor threads.
 """
 
 from collections import Counter, deque
@@ -39,7 +39,7 @@ CAPACITY_FAILURES = frozenset(
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Entry:
     """A submitted output of a request. `num_output_tokens` is None while it is live, and 0 if it is
-    left out."""
+    left out of the trace."""
 
     spec: RequestSpec
     num_output_tokens: int | None = None
@@ -51,12 +51,12 @@ class RequestLog:
     `secret` (up to 64 bytes) is the key from which prefix ids are derived; equal secrets give equal
     ids.
 
-    The output length of a request is the number of tokens that it generated. Requests that were
-    rejected or dropped for lack of capacity are part of the load, but their output length is
-    unknown. It is set to the mean of the requests completed before, or to `max_tokens` if that is
-    less or if no request was completed. Requests that were rejected as invalid, and requests that
-    ended otherwise before their first token, are left out and counted in `num_left_out`. Tokens
-    that a replay repeats count as prompt, because the engine had to compute them.
+    The output length of a request is the number of tokens that it generated. A request that failed
+    for lack of capacity before its first token is part of the load, but its output length is
+    unknown. It is set to the mean output length of the requests completed before, or to
+    `max_tokens` if that is less or if no request was completed. All other requests without a token,
+    such as invalid ones, are left out and counted in `num_left_out`. If a request continues after
+    an engine crash, its earlier output is part of its prompt, because the engine computes it again.
     """
 
     def __init__(self, *, block_size: int, secret: bytes, max_num_held: int = MAX_NUM_HELD) -> None:

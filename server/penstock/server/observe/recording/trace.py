@@ -59,9 +59,9 @@ class TraceRequest(
     generated tokens. `ttft_deadline_s` and `deadline_s` are in seconds after the arrival, infinite
     if there is none. A higher `priority` is more urgent.
 
-    `prefix_ids` has one id for each started block of `prefix_block_tokens` prompt tokens; it is
-    empty if the ids are unknown. An id identifies its block and everything before it: prompts that
-    share an id are equal up to the end of that block.
+    `prefix_ids` has one id for each block of `prefix_block_tokens` prompt tokens, including a
+    partial last block; it is empty if the ids are unknown. An id identifies its block and
+    everything before it: prompts that share an id are equal up to the end of that block.
     """
 
     arrival_s: float

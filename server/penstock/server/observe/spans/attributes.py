@@ -2,10 +2,10 @@
 reasons and batch sizes for its children.
 
 The attributes of the root have two parts: `start_attributes` are known when a request arrives and
-are passed to the sampler; `end_attributes` are added to traces that are kept. Values that do not
-apply have no attribute. Text from clients is truncated to `MAX_TEXT` characters, except captured
-content. Reasons that are not identifiers are replaced by `UNKNOWN_NAME`. With content capture, the
-prompt and the outputs are JSON text in the form of the GenAI conventions 1.41.1.
+are passed to the sampler; `end_attributes` are added to traces that are kept. Attributes that do
+not apply to a request are left out. Text from clients is truncated to `MAX_TEXT` characters, except
+captured content. Reasons that are not identifiers are replaced by `UNKNOWN_NAME`. With content
+capture, the prompt and the outputs are JSON text in the form of the GenAI conventions 1.41.1.
 """
 
 import json
@@ -28,14 +28,14 @@ from penstock.server.observe.status_codes import is_server_error, status_name
 
 
 def input_messages(prompt: str) -> str:
-    """Return the prompt as a JSON array of one user message, because the chat template has merged
-    all roles into it."""
+    """Return the prompt as a JSON array with a single user message. The roles of a chat are not
+    separate messages, because the chat template has merged them into the prompt."""
     return _to_json([_message("user", prompt)])
 
 
 def output_messages(outputs: Sequence[str], finish_reasons: Sequence[str]) -> str:
-    """Return the outputs as a JSON array with one message each, with its finish reason if it has
-    one."""
+    """Return a JSON array with one assistant message per output, which has the finish reason of the
+    output if there is one."""
     messages = [_message("assistant", text) for text in outputs]
     for message, reason in zip(messages, finish_reasons, strict=False):
         message["finish_reason"] = reason
@@ -103,8 +103,8 @@ def end_attributes(
 
 
 def finish_reasons(record: RequestRecord) -> tuple[str, ...]:
-    """Return the finish reason of each output in lower case, as in the GenAI conventions:
-    `stop`."""
+    """Return the finish reason of each output in lower case (such as `stop`), as the GenAI
+    conventions require."""
     return tuple(_name(reason).lower() for reason in record.finish_reasons)
 
 
@@ -199,7 +199,7 @@ def _add_request_facts(attributes: dict[str, AttributeValue], record: RequestRec
 
 
 def _name(text: str) -> str:
-    """Return the name of a reason. Free text is replaced, because it may quote a prompt."""
+    """Return the name of a reason; `UNKNOWN_NAME` for free text, which may quote a prompt."""
     return text if _NAME.fullmatch(text) else UNKNOWN_NAME
 
 
@@ -256,8 +256,9 @@ def _add_wait(attributes: dict[str, AttributeValue], wait: Wait) -> None:
 def _outcome(record: RequestRecord, index: int) -> str:
     """Return how a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`.
 
-    Returns `engine_lost` if the engine died, and `resubmitted` if a new engine then queued the
-    request.
+    If the engine died during the wait, returns `engine_lost`, or `resubmitted` if a new engine
+    queued the request at once. For a wait for a new engine, returns `resubmitted` if that engine
+    queued the request.
     """
     after = record.segments[index + 1 : index + 2]
     if after and after[0].kind in (SegmentKind.PREFILL, SegmentKind.DECODE):

@@ -144,7 +144,7 @@ class TraceWorker:
             self._counts.add("traces_kept" if is_kept else "traces_sampled_out", 1)
 
     def _log_unwritten(self, error: Exception) -> None:
-        """Log that a record was not written, with a minimum interval between lines.
+        """Log that a record was not written, at most once per `_LOG_PAUSE_S` seconds.
 
         The text of the error is left out, because it may quote the record.
         """
@@ -305,9 +305,10 @@ class Tracing(ServiceListener):
         return self._counts.counts()
 
     def close(self, limit_s: float) -> None:
-        """Write and export all pending traces. Blocks for at most `limit_s` seconds.
+        """Write and export all pending traces. Blocks for at most `limit_s` seconds, or for
+        `_LAST_TRACE_S` if that is longer.
 
-        Traces and spans that were not exported are then dropped and counted. Call this once.
+        Traces and spans that were not exported by then are dropped and counted. Call this once.
         """
         deadline_s = time.monotonic() + limit_s
         worker_limit_s = max(0.0, limit_s - _ABORT_S)

@@ -3,8 +3,9 @@
 All keys are imported from here, so that a new release of the conventions changes only this file.
 docs/telemetry.md is generated from it.
 
-The RPC keys are those of the OpenTelemetry semantic conventions 1.44; `rpc.status_code` is the
-announced next name. The `gen_ai.*` keys are from 1.41.1, the last release that had them.
+The RPC keys are those of the OpenTelemetry semantic conventions 1.44, and `rpc.status_code`, the
+announced next name of `rpc.response.status_code`. The `gen_ai.*` keys are from 1.41.1, the last
+release that had them.
 `gen_ai.latency.*` is in no convention, but vLLM, SGLang and TensorRT-LLM all use it. Token usage is
 on the root span only, because dashboards sum it over spans.
 """

@@ -67,10 +67,11 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 
 class KeepSampler(Sampler):
-    """Keeps a root span that has the attribute SAMPLING_REASON; `inner` decides about other root
-    spans, and the reason is added to those that it keeps.
+    """Keeps each root span that has the attribute SAMPLING_REASON. The sampler `inner` decides
+    about other root spans; those that it keeps get the attribute, with the reason PARENT or
+    SAMPLER.
 
-    Children follow their root, so `inner` is called at most once per trace.
+    Child spans have the decision of their root, so `inner` is called at most once per trace.
     """
 
     def __init__(self, inner: Sampler) -> None:

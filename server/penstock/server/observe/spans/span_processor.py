@@ -87,7 +87,7 @@ class QueueSlots:
             return self._num_in + self._num_under_way
 
     def close(self) -> None:
-        """Make `acquire` return False, also in threads that wait in it."""
+        """Make `acquire` return False from now on, also in threads that are waiting in it."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -105,7 +105,10 @@ class CountingExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export spans that were removed from the queue of the processor, and count the result.
-        Returns FAILURE after `QueueSlots.abandon`, when they are counted already."""
+
+        After `QueueSlots.abandon`, exports nothing and returns FAILURE; the spans are then counted
+        by the caller of `abandon`.
+        """
         if not self._slots.start_export(len(spans)):
             return SpanExportResult.FAILURE
         result = SpanExportResult.FAILURE
@@ -118,14 +121,15 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut down the wrapped exporter. A running export may be aborted, and has then failed."""
+        """Shut down the wrapped exporter. This may abort a running export, whose spans are then
+        counted as dropped. Idempotent."""
         with self._lock:
             is_first, self._is_shut = not self._is_shut, True
         if is_first:
             self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Flush the wrapped exporter. Nothing is buffered here."""
+        """Flush the wrapped exporter; this exporter buffers nothing."""
         return self._inner.force_flush(timeout_millis)
 
 
@@ -164,8 +168,8 @@ class BoundedSpanProcessor(BatchSpanProcessor):
             self._counts.add("spans_dropped_closing", 1)
 
     def give_up(self) -> None:
-        """Drop and count spans from now on, also those whose threads wait for a place in the
-        queue."""
+        """Drop and count all spans that end from now on, and the spans of threads that are waiting
+        for a place in the queue."""
         self._slots.close()
 
     def abandon(self) -> None:

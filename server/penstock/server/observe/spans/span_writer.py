@@ -71,7 +71,8 @@ class PlannedIds(IdGenerator):
         self._span_id = 0
 
     def plan(self, trace_id: int, span_id: int) -> None:
-        """Set the id of the next span, and the trace id if the span has no parent."""
+        """Set the id of the next span, and its trace id, which is used only if the span has no
+        parent."""
         self._trace_id = trace_id
         self._span_id = span_id
 
@@ -115,7 +116,8 @@ class UnixClock:
         return self._offset_ns
 
     def _measure(self) -> int:
-        """Return the offset from the fastest of a few pairs of readings."""
+        """Read both clocks a few times and return the offset of the fastest reading, which is the
+        most accurate."""
         readings: list[tuple[int, int]] = []
         for _ in range(_NUM_READINGS):
             before_ns = self._monotonic_ns()
@@ -219,16 +221,16 @@ def _kept_indices(num_segments: int) -> Iterable[int]:
 
 
 def _child_id(root_id: int, index: int) -> int:
-    """Return the span id of a child: derived from that of the root, unique among its siblings,
-    never 0."""
+    """Return the span id of child `index`. It is derived from the id of the root, differs from
+    those of the other children and is never 0."""
     return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
 
 
 def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """Yield the events: preemptions (return to the queue) and replays (loss of the engine).
+    """Yield the name and the time (seconds, monotonic clock) of each preemption and each replay.
 
-    An engine that preempts a request has reported its time in the batch; an engine that died has
-    not.
+    After both, the request waits in the queue again. An engine that preempts a request reports its
+    residency in the batch; an engine that died does not.
     """
     for before, after in pairwise(record.segments):
         if after.kind is not SegmentKind.QUEUE:

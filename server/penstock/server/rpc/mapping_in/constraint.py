@@ -3,9 +3,9 @@
 Makes the checks that need no compiler: the syntax that the API defines, the options that conflict
 with a constraint, and the limits on the cost of compiling it (size, nesting, repetitions). All
 scans take linear time, because the text comes from clients. Ambiguous syntax is counted in its
-costlier interpretation. The executor checks whether a constraint is valid, except for two errors
-that compilers accept although no text matches, which are checked here: code points out of range,
-and circular references.
+costlier interpretation. The executor checks whether a constraint is valid. Only two errors are
+checked here, because compilers accept them although no text matches: code points out of range, and
+circular references.
 """
 
 import json
@@ -113,7 +113,8 @@ def read_constraint(
 def _check_conflicts(request: GenerateRequest, violations: Violations) -> None:
     """Record options that conflict with a constraint.
 
-    After a completed constraint, only the end-of-sequence token is allowed.
+    They conflict because only the end-of-sequence token is allowed after the text that completes
+    the constraint.
     """
     if request.stopping.ignore_eos:
         violations.add("stopping.ignore_eos", "must not be set together with a constraint")
@@ -291,13 +292,14 @@ class _Counter:
         self._last: tuple[int, int] = (1, 1)
 
     def new_text(self) -> None:
-        """Start the next text, with no open brackets. The total count of characters continues."""
+        """Start the next regular expression of a schema, with no open brackets. The counts of
+        elements and characters continue."""
         while self._brackets:
             self._close()
         self._last = (1, 1)
 
     def error_after(self, token: re.Match[str]) -> str:
-        """Count a token. Returns the error if a limit is exceeded, otherwise an empty text."""
+        """Count a token. Returns the error if a limit is exceeded, otherwise an empty string."""
         if reason := self.count():
             return reason
         match token.lastgroup:
@@ -322,12 +324,14 @@ class _Counter:
         return self._error()
 
     def count(self) -> str:
-        """Count one more element, or object of a schema. Returns the same as `error_after`."""
+        """Count one more element, or one more object of a schema. Returns an error or an empty
+        string, as `error_after` does."""
         self._num_elements += 1
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Count the last element as `times` copies. Returns the same as `error_after`."""
+        """Count the last element as `times` copies. Returns an error or an empty string, as
+        `error_after` does."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._max_copies = max(self._max_copies, most * times)
@@ -335,7 +339,8 @@ class _Counter:
         return self._error()
 
     def add_repeated(self, times: int) -> str:
-        """Count a new element as `times` copies. Returns the same as `error_after`."""
+        """Count a new element as `times` copies. Returns an error or an empty string, as
+        `error_after` does."""
         self._add(1)
         return self.repeat(times)
 

@@ -309,7 +309,7 @@ def read_retention(
     options: CacheOptions, max_priority: int, limits: Limits, violations: Violations
 ) -> CacheRetention | None:
     """Return how long and with which priority the prefix cache retains the blocks of the request;
-    None for the default of the executor.
+    None if the request does not set this, so that the default of the executor applies.
 
     A priority above `max_priority` is lowered to it.
     """
@@ -360,10 +360,10 @@ def read_adapter(request: GenerateRequest, limits: Limits, violations: Violation
 def read_resumption(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Resumption | None:
-    """Return how long the request is kept for Resume, and its serialised message, with which
-    another gRPC server process can resume it.
+    """Return how long the request continues without a reader, and its serialised message, with
+    which another gRPC server process can resume it.
 
-    Returns None if the request is not resumable.
+    Returns None if the request is not resumable or Resume is disabled.
     """
     if not request.HasField(_RESUME_PATH):
         return None

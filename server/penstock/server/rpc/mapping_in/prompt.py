@@ -67,8 +67,8 @@ def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> Tex
 def read_token_ids(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Return token ids, converted by `token_input`. Records a violation if there are none, or more
-    than the context length."""
+    """Return token ids, converted by `token_input`. If there are none, or more than the context
+    length, records a violation and returns no ids."""
     if not ids:
         violations.add(path, "must not be empty")
         return _NO_IDS
@@ -81,7 +81,7 @@ def read_token_ids(
 def token_input(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Convert token ids to an input. Records a violation for each id outside the vocabulary.
+    """Return token ids as a prompt. Records a violation for each id outside the vocabulary.
 
     More than IDS_AT_ONCE ids become a `LongTokenInput`, whose ids are converted and checked later.
     """
@@ -106,8 +106,9 @@ def check_token_ids(
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
-    """Return a chat prompt, without messages if there are too many messages or parts. The limits of
-    the rendered text are checked when the template is applied."""
+    """Return a chat prompt. If it has too many messages or parts, records a violation and returns
+    it without messages. The limits of the rendered text are checked when the template is applied.
+    """
     messages: list[ChatMessage] = []
     data = NO_DATA
     if not prompt.messages:
@@ -187,8 +188,8 @@ def _read_template_data(
     violations: Violations,
     values: "_Values",
 ) -> TemplateData:
-    """Return tools and template arguments, with their size, which includes the tool calls of
-    `messages`."""
+    """Return the tools and template arguments of a chat. `num_bytes` of the result is the size of
+    the tools, the arguments and the tool calls of `messages` as JSON."""
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     path = "chat_prompt.tools"
     if violations.count(path, len(prompt.tools), _MAX_TOOLS):
@@ -245,7 +246,8 @@ class _Values:
         return {name: self._plain(fields[name]) for name in fields} if fields else {}
 
     def _count(self, num_values: int) -> None:
-        """Count values before they are read. Raises OverflowError before too many are read."""
+        """Add `num_values` to the count before they are read. Raises OverflowError if the count
+        exceeds `_MAX_VALUES`."""
         self._num += num_values
         if self._num > _MAX_VALUES:
             raise OverflowError
@@ -271,8 +273,8 @@ class _Values:
 
 
 def _number(value: float) -> int | float:
-    """Return `value`, as an int if it is an integer of at most 2**53, because templates print it.
-    Raises ValueError if it is not finite."""
+    """Return `value`, as an int if it is an integer from -2**53 to 2**53, so that templates print 1
+    and not 1.0. Raises ValueError if it is not finite."""
     if not math.isfinite(value):
         raise ValueError("not finite")
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value

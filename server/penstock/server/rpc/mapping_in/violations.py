@@ -45,14 +45,15 @@ class Violations:
         return len(self._violations) >= MAX_KEPT
 
     def add(self, path: str, description: str) -> None:
-        """Record that the value at `path` is invalid. `description` states the permitted values.
-        Ignored if `is_full`."""
+        """Record that the value at `path` is invalid. `description` is the reason, such as "must
+        not be empty". Ignored if `is_full`."""
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
     def prompt_too_long(self, failure: Failure) -> None:
-        """Record that the prompt is too long, with the violations of `failure`. If there are no
-        other violations, the error has the reason and metadata of `failure`."""
+        """Record the violations of `failure`, the error for a prompt that is too long. If there are
+        no other violations, `raise_if_any` raises an error with the reason and metadata of
+        `failure`."""
         for violation in failure.violations:
             self.add(violation.path, violation.description)
         self._reason = failure.reason
@@ -61,16 +62,18 @@ class Violations:
     def require_feature(
         self, feature: str, path: str, *, is_supported: bool, executor: str = ""
     ) -> None:
-        """Record `feature`, which the field at `path` needs, as missing unless `is_supported`. Only
-        the first missing feature is reported.
+        """Unless `is_supported`, record that `feature`, which the field at `path` needs, is
+        missing. Only the first missing feature is reported.
 
-        `executor` is the name of the executor, if the feature depends on the executor.
+        `executor` is the name of the executor if the feature depends on the executor, otherwise
+        empty.
         """
         if not is_supported and self._unsupported is None:
             self._unsupported = (feature, path, executor)
 
     def raise_if_any(self) -> None:
-        """Raise RequestError with all violations, or otherwise with the first missing feature."""
+        """Raise RequestError with all violations if there are any. If there are none but a feature
+        is missing, raise the error for the first missing feature."""
         if self._violations:
             is_alone = len(self._violations) == 1
             raise RequestError(
@@ -106,8 +109,8 @@ class Violations:
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
-        """Return True if a list is short enough to be read; otherwise record a violation and return
-        False."""
+        """Return True if a list has at most `max_entries` entries; otherwise record a violation and
+        return False."""
         if num_entries <= max_entries:
             return True
         self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")

@@ -1,5 +1,5 @@
-"""Who may read the files of recordings, how many files are kept, and that they are written
-completely or not at all.
+"""The files of flight recordings: their permissions, how many are kept, and that none is
+incomplete.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A reader gets complete rows in order while the writer writes, and after it has died."""
+"""A reader gets complete rows in order while the writer writes and after the writer has died."""
 
 import os
 import signal
@@ -37,8 +37,8 @@ def fd() -> Iterator[int]:
 
 
 def append(memory: RingMemory, number: int, num: int = 1) -> None:
-    """Append `num` steps, numbered from `number` on. The first 19 fields of each row are the step's
-    number, and the other five are 0.
+    """Append `num` steps, whose numbers start at `number`. In each row, the first 19 fields are the
+    step's number, and the other five are 0.
     """
     for step in range(number, number + num):
         memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
@@ -47,7 +47,7 @@ def append(memory: RingMemory, number: int, num: int = 1) -> None:
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_rows_appended_in_batches_equal_rows_appended_singly(batches: list[int]) -> None:
-    """This also holds across the end of the ring, which holds 64 steps, and for more rows than are
+    """Some batches cross the end of the ring, which holds 64 steps, or have more rows than are
     packed at once.
     """
     together, apart = create_memory(64, "test"), create_memory(64, "test")

@@ -1,5 +1,5 @@
-"""A recording becomes a trace for viewers, with tracks, counters, arrows, and requests that have
-not ended.
+"""A flight recording is converted to a Chrome trace file for Perfetto, with tracks, counters and
+flow events. It includes requests that have not ended.
 """
 
 import dataclasses
@@ -145,7 +145,9 @@ def test_a_step_that_never_ended_is_drawn_with_its_requests() -> None:
 
 
 def dying() -> RecordedEngine:
-    """Return an engine that dies in its fourth step, before which a second request arrived."""
+    """Return a recorded engine that died in its fourth step. A second request was submitted before
+    that step.
+    """
     recorded = RecordedEngine()
     recorded.submit(1, 40, 50)
     for _ in range(3):

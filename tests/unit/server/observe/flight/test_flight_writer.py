@@ -1,5 +1,5 @@
-"""The flight recorder writes the counts, times and tenants of what the engine did, but no content
-of requests.
+"""The flight recorder writes counts, times and tenants of the engine's steps and requests, but no
+content of requests.
 """
 
 import dataclasses
@@ -127,7 +127,9 @@ def test_totals_and_rows_count_the_same(depth: int, seed: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
-    """Every gap of every request is counted once, except those with a preemption."""
+    """Every gap between two tokens of a request is counted once, unless a preemption lies between
+    them.
+    """
     recorded = play(RecordedEngine(depth=depth), 21)
     recorded.finish()
     assert recorded.changes(Preempted)

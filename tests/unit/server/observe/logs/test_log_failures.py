@@ -1,4 +1,4 @@
-"""Which messages of exceptions a log may contain."""
+"""Which exception messages may be logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CANARY = "canary"
 
 
 class OutOfMemoryError(RuntimeError):
-    """An error with the name that device drivers' errors have."""
+    """Has the class name of the errors that device libraries raise."""
 
 
 OutOfMemoryError.__module__ = "torch"

@@ -22,7 +22,7 @@ CORE = "grpc._cython.cygrpc"
 
 
 class ExecuteBatchError(Exception):
-    """An error with the name that gRPC's error has."""
+    """Has the class name of gRPC's error."""
 
 
 def _finish_handler_with_unary_response(error: Exception) -> None:

@@ -1,4 +1,6 @@
-"""One event is one line, as text or JSON, with the ids of its request and without content."""
+"""One event is one line, as text or JSON, with the ids of its request and without the request's
+content.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a process writes to stderr after any fault. The processes are real, as the hooks
-are global.
+"""What a process writes to stderr after any fault. The tests start real processes, as the hooks are
+global.
 """
 
 from __future__ import annotations

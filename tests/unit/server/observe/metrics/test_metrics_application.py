@@ -114,7 +114,7 @@ def test_the_status_json_is_safe_within_markup_and_bounded() -> None:
 
 
 class FakeOperations(Operations):
-    """Operations that count the calls of `live_requests`, which raises if `problem` is set."""
+    """Counts the calls of `live_requests`, which raises OperationsError if `problem` is set."""
 
     def __init__(self) -> None:
         self.num_asked = 0

@@ -27,8 +27,8 @@ def load(epoch: int = 1, **settings: Any) -> LoadState:
 
 
 def full(engine_load: LoadState | None) -> ServiceMetrics:
-    """Return the metrics of an engine whose last step was full, and which reports `engine_load` as
-    its load.
+    """Return the metrics of an engine whose last step has the values of FULL. The engine reports
+    `engine_load` as its load.
     """
     metrics = ServiceMetrics(model="demo", load=lambda: engine_load)
     metrics.add_heartbeat(heartbeat())

@@ -15,7 +15,7 @@ from support.reports import engine_hello, outcome, request_record, steps_at
 
 
 def heartbeat(front_id: int, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
-    """Return a heartbeat of a front that has two requests."""
+    """Return a heartbeat of a front with two live requests."""
     return reports.heartbeat(front_id, *outcomes, **{"num_streams": 2, "num_live": 2, **changes})
 
 
@@ -118,8 +118,8 @@ def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> No
 def test_the_wait_is_what_was_predicted_for_the_newest_in_the_queue(
     maker: SnapshotMaker, clock: FakeClock
 ) -> None:
-    """Requests that ended recently arrived at an empty queue, so their estimates do not describe
-    the current one.
+    """The recently ended requests arrived at an empty queue, so their estimates do not apply to the
+    current one.
     """
     queue_up(maker, num_waiting=40)
     maker.add_heartbeat(heartbeat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
@@ -141,7 +141,9 @@ def test_the_wait_is_what_was_predicted_for_the_newest_in_the_queue(
 def test_an_unknown_wait_is_not_reported(
     maker: SnapshotMaker, estimate_s: float | None, at_s: float
 ) -> None:
-    """Nothing was predicted, or it was long ago, or the prediction was wrong."""
+    """No wait was predicted, the prediction is too old, or the predicted wait is over although
+    requests still wait.
+    """
     queue_up(maker, num_waiting=1)
     maker.add_heartbeat(heartbeat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
     assert model_of(maker).estimated_queue_s is None

@@ -1,5 +1,5 @@
-"""Sums over ten seconds and percentiles over a minute are accurate and bounded, and forget old
-values.
+"""Sums over ten seconds and percentiles over a minute are accurate, use bounded memory, and drop
+old values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators' calls: to which process each is sent, and what happens without an answer."""
+"""To which process each operator call is sent, and what happens if that process does not answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SentCommand = tuple[str, Action]
 
 
 class Fakes:
-    """Stands for all other processes of a service."""
+    """Stands for all other processes of a service, and records the commands sent to them."""
 
     def __init__(self) -> None:
         self.front_ids: tuple[int, ...] = (1, 2)

@@ -35,7 +35,7 @@ NAMES = ("steps", "requests")
 
 
 def prompt_of(key: int, length: int) -> list[int]:
-    """Return a prompt of this length. The first 48 tokens are the same in all requests."""
+    """Return a prompt of `length` tokens. The first 48 tokens are the same for all requests."""
     return [*range(48), *[key] * length][:length]
 
 
@@ -45,7 +45,9 @@ def spec_of(key: int, num_prompt: int, num_output: int, arrival_s: float) -> Req
 
 
 def served(folder: Path, depth: int = 1) -> list[tuple[int, int]]:
-    """Run sixty requests through a recorded engine; return their prompt and output lengths."""
+    """Run sixty requests through a recorded engine; return the prompt length and output length of
+    each.
+    """
     clock = VirtualClock()
     recorder = Recorder(folder, block_size=16)
     executor = make_executor(clock, depth=depth, num_blocks=512)

@@ -33,7 +33,7 @@ SECOND_NS = 10**9
 
 
 def child(tree: SpanTree, name: str, nth: int = 0) -> SpanTree:
-    """Return the child of that name with index `nth`."""
+    """Return the child span with this name and the index `nth` among those of that name."""
     return [span for span in tree.children if span.name == name][nth]
 
 

@@ -38,7 +38,9 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 class Stage:
-    """A writer that blocks until `is_open` is set, and records what it writes."""
+    """A trace writer that blocks until `is_open` is set, and records the request ids that it
+    writes.
+    """
 
     def __init__(self) -> None:
         self.is_open = threading.Event()
@@ -46,8 +48,8 @@ class Stage:
         self.written: list[str] = []
 
     def write(self, record: RequestRecord) -> bool:
-        """Record the request id; return whether `sequence` is odd, which means that the trace is
-        kept. Raises ValueError if it is 13.
+        """Record the request id. Return True, which means that the trace is kept, if `sequence` is
+        odd. Raises ValueError if it is 13.
         """
         self.has_begun.set()
         assert self.is_open.wait(TEST_TIMEOUT_S)
@@ -144,7 +146,9 @@ def test_queue_slots_admit_no_more_than_their_number() -> None:
 
 
 class IntermittentExporter(SpanExporter):
-    """An exporter whose first call succeeds, second fails and third raises."""
+    """An exporter whose first call succeeds, whose second call returns a failure, and whose third
+    call raises OSError.
+    """
 
     def __init__(self) -> None:
         self.num_calls = 0

@@ -26,7 +26,7 @@ def embed_rows(
     hidden: tl.constexpr,
     part: tl.constexpr,
 ):
-    """Look up each row's input token, copy its embedding to `residual`, and store its block in the
+    """Copy the embedding of each row's input token to `residual`. Store the row's block in the
     device's block table, its slot in `token_slots` and its position + 1 in `next_positions`.
 
     `staged` int32 [4, stride]: slot, position, token (-1: the token sampled for that position),

@@ -16,8 +16,8 @@ def partner_of(column, half: tl.constexpr):
 
 @triton.jit
 def angles(cosines, sines, position, column, is_in, half: tl.constexpr):
-    """Return cosine and signed sine of every column at one position; tables [positions, half]
-    float32.
+    """Return the cosine and the signed sine of every column at one position. `cosines`, `sines`:
+    tables, float32 [positions, half].
     """
     at = position * half + column % half
     cosine = tl.load(cosines + at, mask=is_in, other=0.0)

@@ -88,8 +88,8 @@ def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
     slot.
 
     The newest token is not in the stored counts yet; the program of its chunk stores its new count.
-    `counted`, the number of counted tokens, is advanced by the later launch that chooses the token,
-    so that a repeated step does not count the newest token again.
+    `counted`, the number of counted tokens, is advanced by the later launch that chooses the token.
+    So a step that is repeated after that launch does not count the newest token again.
     """
     place = counts + slot * vocab_size + at
     count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
@@ -135,8 +135,9 @@ def _masked(score, mask, at, limit):
 
 @triton.jit
 def is_worked_row(table, slot, position):
-    """Return whether a row's scores are stored in `work`, in float32: it has penalties, truncation,
-    log probabilities, biases or banned stop ids. A mask requires this too.
+    """Return whether a row's options require that its scores are stored in `work`, in float32:
+    penalties, truncation, log probabilities, biases or banned stop ids. The scores of a row with a
+    mask are stored too, which the callers check separately.
     """
     is_banned = position < word(table, slot, MIN_TOTAL)
     return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_banned

@@ -33,8 +33,8 @@ def _mixed(value):
 
 @triton.jit
 def uniform(seed, position):
-    """Return float64 in [0, 1) for (seed as int64 bits, position), bit-identical to
-    `counter_random.uniforms`.
+    """Return a random float64 in [0, 1) that depends only on `seed` (its bits as int64) and
+    `position`. It is bit-identical to that of `counter_random.uniforms`.
     """
     counter = (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     bits = _mixed(_mixed(seed.to(tl.uint64, bitcast=True)) + counter) >> 11
@@ -131,8 +131,9 @@ def least_kept(
 
 @triton.jit
 def candidate_bound(maxima, wanted, most, top):
-    """Return a bound that at least `wanted` of the maxima reach and, unless several are equal, at
-    most `most`; minus infinity if there are fewer than `wanted`.
+    """Return a bound that at least `wanted` of the maxima reach, but at most `most` of them, or
+    more if several maxima equal the bound. If there are fewer than `wanted` maxima, the bound is
+    minus infinity.
     """
     keys = ordered(maxima).to(tl.int64)
     high = ordered(top).to(tl.int64)
