@@ -231,8 +231,8 @@ class Probes:
                 self._wait = 0
 
     def may_rise(self, level: int) -> bool:
-        """Return whether a rise to `level` is allowed: if it is below the level that last failed,
-        if the wait is over, or if the load is lighter than at the last rise.
+        """Return whether a rise to `level` is allowed. It is if `level` is below the level that
+        last failed, if the wait is over, or if the load is lighter than at the last rise.
         """
         return (
             level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()

@@ -254,8 +254,8 @@ class EngineRetention:
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
 
     def _reserve(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
-        """Count the blocks until `until_s` if those not counted yet fit into the budget; return
-        whether they fit.
+        """Count the blocks as retained until `until_s` if those that are not counted yet fit into
+        the budget; return whether they fit.
         """
         budget, retained = self._budget, self._retained
         added = [block for block in blocks if block not in retained]
