@@ -122,8 +122,8 @@ class PrefillLimit:
 
     @property
     def held_tokens(self) -> int:
-        """The prefill budget of the last step that had decodes, in tokens; the maximum before the
-        first one.
+        """The prefill budget of the last step that had decodes, in tokens; `max_prefill_tokens` if
+        there was no such step yet.
         """
         return self._held
 
@@ -160,7 +160,7 @@ class PrefillLimit:
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
         """Return the budget that the cost model allows; infinite if it sets no limit. While the
-        cost model is not trusted: the current budget for 64 steps, then infinite.
+        cost model is not trusted, return the current budget for 64 steps, and then infinity.
         """
         if not is_trusted:
             self._num_distrusted += 1
