@@ -278,7 +278,7 @@ class Engine:
 
     def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
         """Record the duration of a step, and learn the cost model from it. `seconds`: from the
-        start of the step, or the end of the previous one if later, to its result.
+        start of the step, or the end of the previous one if that is later, to its result.
         """
         has_prefill = batch.num_rows > batch.num_decodes
         self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)

@@ -47,10 +47,10 @@ class StepBudget:
     """The prefill budget of one step. `predicted_step_s`: duration of the whole step if the budget
     is used up.
 
-    `is_over_target`: the step has decodes and `predicted_step_s` exceeds the target: the decodes
-    leave less time than the minimum prefill takes, or the cost model is not trusted. In the first
-    case the excess is at most the cost of `min_prefill_tokens`, plus any excess of the decodes
-    alone.
+    `is_over_target`: whether the step has decodes and `predicted_step_s` exceeds the target. Then
+    either the decodes leave less time than the minimum prefill takes, or the cost model is not
+    trusted. In the first case the excess is at most the cost of `min_prefill_tokens`, plus any
+    excess of the decodes alone.
     """
 
     num_prefill_tokens: int
@@ -279,10 +279,11 @@ class BatchLimit:
         ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
 
     Every `period_steps` the limit moves towards the ideal by at most a sixteenth of itself (at
-    least 1), unless it is at most a sixteenth of itself away from the ideal, or at most 1 below it
-    (an ideal at a bound is always reached). It limits admission: running requests stay, so after a
-    fall the batch shrinks as they end. It starts at `max_num_seqs`, and moves back there in the
-    same way while the cost model is not trusted. Raises ValueError naming the invalid parameter.
+    least 1). It stays if it differs from the ideal by at most a sixteenth of itself, or is at most
+    1 below the ideal (but an ideal at a bound is always reached). It limits admission: running
+    requests stay, so after a fall the batch shrinks as they end. It starts at `max_num_seqs`, and
+    moves back there in the same way while the cost model is not trusted. Raises ValueError naming
+    the invalid parameter.
     """
 
     __slots__ = (

@@ -232,8 +232,8 @@ class EngineRetention:
 
     def limit(self, specs: tuple[RequestSpec, ...], now: float) -> tuple[RequestSpec, ...]:
         """Return the specs of one request's outputs with the retention that the budget allows, if
-        any, and without their session, which is replaced by a retention (see `as_retention`). All
-        get the retention of the first.
+        any. All get the retention of the first, and none has a session: a session is replaced by a
+        retention (see `as_retention`).
         """
         self._expire(now)
         leader = as_retention(specs[0], self._config)
