@@ -62,7 +62,7 @@ class NullExecutor:
     """Generates `token(slot, position)` for every sampled slot; `position`: the index of the token
     in prompt and output together.
 
-    `batches`: the batches with rows; `released`: the slots that batches released.
+    `batches`: the received batches that have rows; `released`: the slots that batches released.
     """
 
     def __init__(

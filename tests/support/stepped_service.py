@@ -104,8 +104,8 @@ class SteppedService:
         self.link.pump(0)
 
     async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
-        """Run the event loop until the condition holds and the front has no unsent bytes for the
-        engine. `steps`: also step the engine.
+        """Yield to the running event loop until the condition holds and the front has no unsent
+        bytes for the engine. `steps`: also run a step of the engine in each iteration.
         """
         async with asyncio.timeout(TEST_TIMEOUT_S):
             while not is_so() or self.port.num_unsent_bytes:
@@ -146,7 +146,9 @@ class SteppedService:
         return responses
 
     async def result_of(self, reading: Awaitable[Any]) -> Any:
-        """Run the engine until `reading` is done; return its result or raise its error."""
+        """Run the engine until `reading` is done; return the result or raise the error of
+        `reading`.
+        """
         task = asyncio.ensure_future(reading)
         await self.until(task.done, steps=True)
         return task.result()
