@@ -115,7 +115,7 @@ class EndCounts:
 
     @property
     def worst_minute(self) -> float:
-        """The largest share of errors among the requests that ended within one minute."""
+        """The largest fraction of failed requests among those that ended in the same minute."""
         minutes = self.by_minute.items()
         return max((self.errors_by_minute[at] / num for at, num in minutes), default=0.0)
 

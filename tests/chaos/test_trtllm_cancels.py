@@ -69,8 +69,8 @@ class Storm:
         )
 
     def deadline_s(self, key: int) -> float:
-        """Return the deadline of request `key`: the current time for every hundredth request, and
-        for most others NO_TIME.
+        """Return the deadline of request `key`: the current time for every hundredth request. Most
+        other requests have none (NO_TIME), some one within the next second.
         """
         now_s = self.harness.clock.now_s
         if key % 100 == 0:

@@ -1,6 +1,6 @@
 """The evidence that each scenario leaves at the service: the root spans of its requests.
 
-A program's output is not sufficient: one that prints "passed" must have sent the requests. The
+The output of a program is not sufficient: it must have sent the requests. The
 module defines the expected spans; the service exports them, so no client can forge them.
 """
 
@@ -92,7 +92,8 @@ def _is_met(name: str, value: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedSpans:
-    """The spans that a scenario must leave. `one_id`: two of its requests have the same id.
+    """The spans that a scenario must leave. `one_id`: whether two of its requests must have the
+    same id.
 
     `num_made_tokens`: minimum number of tokens generated in the scenario, by the engine's counters.
     """

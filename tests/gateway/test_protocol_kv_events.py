@@ -79,8 +79,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def followed(served: ServedFront, salt: bytes = b"c", **more: Any) -> Any:
-    """Open a subscription; return it once the engine port has its listener. `more`: fields of the
-    request.
+    """Open a subscription to the blocks under `salt`; return the call once the engine port has its
+    listener. `more`: further arguments of the call, such as `metadata`.
     """
     call = subscribe(served.channel, **more)
     # At once, before there is anything to report.
@@ -189,8 +189,8 @@ async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFr
     num_received = 0
 
     def is_stuck_or_aborted() -> bool:
-        """Send an empty update; return whether the reader was disconnected or another
-        write began.
+        """Report an empty update; return whether the writer has disconnected the reader or has
+        begun another write.
         """
         read_commands(CacheUpdate(ticket=0, changes=()))
         return writer.is_aborted or writer.num_writes > num_received

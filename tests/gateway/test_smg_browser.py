@@ -165,7 +165,9 @@ def live_browser(home: Path) -> Generator[Browser]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe; their descriptors are 10 or higher, not 3 or 4."""
+    """Return the ends of a pipe. Their descriptors are 10 or higher, because Chromium uses
+    descriptors 3 and 4.
+    """
     low = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low]
     for end in low:

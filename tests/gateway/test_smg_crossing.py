@@ -231,8 +231,8 @@ async def harness() -> AsyncIterator[Harness]:
 
 
 async def first_answer(made: Gateway) -> Answer:
-    """Return the gateway's response without a worker; retries until it listens, which it does not
-    log.
+    """Return the gateway's response to a request while it has no worker. Retries until the gateway
+    listens, which it does not log.
     """
     body = {"model": "demo", **PROMPTS[CHAT]}
     for num in range(1, MAX_LOOKS):

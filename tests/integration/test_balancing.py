@@ -61,8 +61,8 @@ class SteadyLoad:
                 self._changed.notify_all()
 
     async def more(self, *names: str, count: int = 10) -> Counter[str]:
-        """Wait until each of these servers has answered `count` more requests; return the number of
-        answers of every server meanwhile.
+        """Wait until each of these servers has answered `count` more requests; return how many
+        requests each server answered during the wait.
         """
         before = self.answered.copy()
         async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
@@ -72,7 +72,7 @@ class SteadyLoad:
         return self.answered - before
 
     async def without(self, name: str, count: int = 30) -> None:
-        """Wait for `count` answers in a row that are not from this server."""
+        """Wait until `count` consecutive answers have come from other servers."""
         async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             while True:
                 before = self.answered.copy()
@@ -174,7 +174,7 @@ class QuickNames(ChannelConfig):
 
 
 def server(name: str, *place: str) -> contextlib.AbstractAsyncContextManager[Service]:
-    """Start a server whose model has the server's name. `place`: other arguments of `serve`."""
+    """Start a server whose model is called `name`. `place`: further arguments of `serve`."""
     ages = ("--max-connection-age-s", AGE_S)
     return started(*simulated(STEP_S), "--fronts", "1", "--model-name", name, *ages, *place)
 

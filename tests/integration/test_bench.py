@@ -231,8 +231,8 @@ def workers_of(process: asyncio.subprocess.Process) -> list[psutil.Process]:
 
 @asynccontextmanager
 async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subprocess.Process], None]:
-    """Start a `penstock bench` with two workers; its first requests have arrived and are never
-    answered.
+    """Start a `penstock bench` with two worker processes on a server that never answers; provide
+    both once the first four requests have arrived.
     """
 
     async def never(call: ServedCall) -> None:

@@ -43,8 +43,8 @@ def num_received(service: SteppedService) -> int:
 
 
 async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, PublishedQueue]:
-    """Return a service's calls and published queue after filling its slots, with requests of
-    `num_tokens` output tokens, and then its queue.
+    """Fill the service's slots with requests of `num_tokens` output tokens, and then its queue;
+    return the calls and the published queue.
     """
     calls = Calls()
     await fill_slots(service, calls, SLOTS, num_tokens)
@@ -60,8 +60,8 @@ async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, Publi
 async def test_case_15_a_burst_of_ten_times_the_queue_limit(
     text: ModelText, is_shown: bool
 ) -> None:
-    """The number of admitted requests equals the queue limit, whether the front or the engine
-    rejects the other requests.
+    """As many requests are admitted as the queue may hold. The front rejects the others if it sees
+    the length of the queue (`is_shown`), otherwise the engine does.
     """
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls, burst = Calls(), Calls()

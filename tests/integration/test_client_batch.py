@@ -214,7 +214,7 @@ def test_bad_batches_are_rejected_at_once(kind: type[Client] | type[SyncClient])
 
 
 async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: FakeTime) -> None:
-    """The number of unconsumed events is bounded, however many there are to read."""
+    """The client buffers a bounded number of events, however many the server has to send."""
     num_sent = 0
 
     async def flood(call: ServedCall) -> None:

@@ -49,7 +49,7 @@ def speaking_until(event: asyncio.Event) -> Any:
 async def held(
     adapter: ClientAdapter, server: ScriptedServer
 ) -> tuple[asyncio.Task[Any], asyncio.Event]:
-    """Return a call that the server does not finish until the event is set, and the event."""
+    """Return a running call and an event; the server finishes the call once the event is set."""
     proceed = asyncio.Event()
     server.scripts.append(speaking_until(proceed))
     first = asyncio.create_task(adapter.events("first"))

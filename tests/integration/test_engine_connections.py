@@ -208,11 +208,13 @@ async def test_a_pending_query_fails_when_the_engine_is_lost(
 def test_many_frames_at_once_do_not_block_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
-    """Further frames of every front are processed in the next poll, in their order."""
+    """A poll handles frames for a limited time; the next polls handle the remaining frames of each
+    front, in order.
+    """
     now_s = 0.0
 
     def clock() -> float:
-        """Return a time that is a millisecond later with each call."""
+        """Return the time, which advances by 1 ms with each call."""
         nonlocal now_s
         now_s += 0.001
         return now_s

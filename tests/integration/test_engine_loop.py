@@ -146,7 +146,7 @@ def test_new_work_runs_before_the_next_part_of_an_integrity_check(path: Path) ->
 
 
 class SelfPacedEngine(FakeEngine):
-    """An engine that always has work. `ready_fd`: the end of a pipe that the test writes to."""
+    """An engine that always has work. `ready_fd`: the read end of a pipe; the test writes to it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Features of an executor are published; a request for a missing one is rejected by name."""
+"""The features of an executor are published. A request that needs a missing feature is rejected
+with the feature's name.
+"""
 
 from __future__ import annotations
 

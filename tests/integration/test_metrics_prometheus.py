@@ -191,7 +191,9 @@ def test_every_query_of_the_dashboard_has_data(scraped: tuple[Traffic, Prometheu
 
 @contextlib.asynccontextmanager
 async def loaded(service: Service) -> AsyncGenerator[None]:
-    """Run a `penstock bench` with more concurrent requests than fit during the block."""
+    """Overload the service during the block: a `penstock bench` sends more concurrent requests than
+    the service can run.
+    """
     bench = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", "bench", service.address),
         *("--concurrency", "24", "--duration-s", str(TEST_TIMEOUT_S), "--no-progress"),

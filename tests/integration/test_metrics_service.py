@@ -1,4 +1,4 @@
-"""The metrics of a real service equal its clients' counts, for all ends of requests."""
+"""The metrics of a real service equal its clients' counts, however requests end."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
 
 
 async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
-    """Scrape until `is_seen` accepts the samples, because fronts report their counts once a second;
-    return them.
+    """Scrape until `is_seen` accepts the samples; return the samples. Fronts report their counts
+    once a second, so the first scrapes may be out of date.
     """
     url = await service.printed_address("metrics")
     samples: Samples = {}

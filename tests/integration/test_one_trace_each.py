@@ -47,10 +47,10 @@ _ERRORS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAIL
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected trace of a request. `attributes`: expected attributes by the span's name ("":
-    the root).
+    """The expected trace of a request. `children`: names of the root's child spans, None for any;
+    `attributes`: expected attributes by the span's name ("": the root).
 
-    `or_children`: the names of the child spans that are also accepted, where two ends race.
+    `or_children`: names accepted instead of `children`, for a request that may end in two ways.
     """
 
     code: str
@@ -63,8 +63,8 @@ class Expected:
 
 
 def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
-    """Check that each request has its expected trace. Raises AssertionError with the errors of all
-    requests, by name.
+    """Check that each request has its expected trace, and that there is no other trace. Raises
+    AssertionError with the errors of all requests, by name.
     """
     traces: dict[bytes, list[Span]] = defaultdict(list)
     for span in spans:

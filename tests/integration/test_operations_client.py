@@ -59,8 +59,8 @@ async def each_operator(
 
 @pytest.fixture
 async def operator(operations: ServedOperations) -> AsyncIterator[ClientAdapter]:
-    """Provide the async client, for code that both clients share: requests and the decoding of
-    responses.
+    """Provide an AsyncOperator for tests of how requests are built and responses decoded. The async
+    and the blocking client share that code.
     """
     operator = AsyncOperator(operations.address, retry=NO_RETRY)
     yield operator

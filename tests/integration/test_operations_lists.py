@@ -1,5 +1,5 @@
-"""Live requests over OperationsService: lists with filters and pages, and single requests; none
-shows content.
+"""Live requests over OperationsService: lists with filters and pages, and single requests. No
+response contains the content of a request.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ async def test_a_folder_that_cannot_be_created_is_reported_at_once(tmp_path: Pat
 
 
 async def test_a_lost_record_folder_does_not_stop_the_service(tmp_path: Path) -> None:
-    """The folder is lost after the check at the start: an engine restart must not need the disk."""
+    """The record folder is lost after it was checked at the start. The restart of an engine must
+    not depend on it.
+    """
     folder = tmp_path / "record"
     async with started("--record", str(folder), *simulated()) as service:
         engine_pid = await service.next_pid("engine")

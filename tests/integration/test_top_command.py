@@ -197,8 +197,8 @@ async def test_a_live_view_survives_the_services_restart() -> None:
 
 
 async def long_queue_is_shown(service: Service, operations: OperationsClient, address: str) -> None:
-    """Fill the queue, and check that `penstock top` shows its predicted time, although no ended
-    request had waited.
+    """Fill the queue. Check that `penstock top` shows the predicted queue time before any request
+    that waited has ended.
     """
     async with service.channel() as channel:
         assert await Stream(channel, 60).outcome() is grpc.StatusCode.OK

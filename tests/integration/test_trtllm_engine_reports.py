@@ -119,8 +119,8 @@ def test_statistics_that_ended_are_read_again_after_the_next_submission(
 def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_seen(
     build: BuildHarness, gap_s: float
 ) -> None:
-    """The submission restarts an iterator that has not ended yet; the iterator's end must not stop
-    the reports.
+    """A submission restarts the iterator over statistics shortly before it ends; its end must not
+    stop the reports.
     """
     harness = build()
     run_one(harness, 1)

@@ -39,7 +39,7 @@ def _no_change(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyChanges:
-    """Changes to each request and to each response, made by a proxy in place."""
+    """Changes that a proxy makes in place to each request and to each response."""
 
     request: Callable[[pb.GenerateRequest], None] = _no_change
     response: Callable[[pb.GenerateResponse], None] = _no_change
@@ -137,7 +137,7 @@ def all_but(*names: str) -> list[str]:
 
 
 async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
-    """All checks, with a service that `verify` starts, configured by flags and environment
+    """All checks run against a service that `verify` starts, configured by flags and environment
     variables.
     """
     file = tmp_path / "report.json"

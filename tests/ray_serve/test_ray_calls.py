@@ -1,5 +1,5 @@
-"""Calls through Ray Serve's ingress to the service in a replica: which requests and responses it
-passes.
+"""Calls through Ray Serve's ingress to the service in a replica: the requests and responses that
+the ingress passes on.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from penstock.executor.config import (
     ExecutorKind,
     SimulatedConfig,
 )
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine

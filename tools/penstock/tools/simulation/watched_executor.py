@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.simulated.clock import WaitableClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import Pacer
 from penstock.scheduler.batch import Batch, SlotEnd, StepResult
 from penstock.scheduler.request import FinishReason, RequestSpec
 
@@ -43,11 +43,11 @@ class WatchedExecutor(SimulatedExecutor):
     def __init__(
         self,
         config: ExecutorConfig,
-        pacer: Pacer,
+        clock: WaitableClock,
         on_prefill: PrefillWatcher,
         output_length: OutputLength | None = None,
     ) -> None:
-        super().__init__(config, pacer=pacer)
+        super().__init__(config, clock=clock)
         self._on_prefill = on_prefill
         self._output_length = output_length
         # Per slot: number of tokens after which the request's last token is computed.
