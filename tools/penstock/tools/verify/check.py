@@ -17,8 +17,8 @@ class Check:
     CheckFailed, CheckSkipped or the error of a call, which counts as a failure.
 
     `feature`: the field of ModelFeatures that the check requires; if the model lacks the feature,
-    the check is skipped. None: no feature is required. `needs_model`: the check is skipped if the check that
-    calls GetModel has failed.
+    the check is skipped. None: no feature is required. `needs_model`: the check is skipped if the
+    check that calls GetModel has failed.
     """
 
     name: str
