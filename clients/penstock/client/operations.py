@@ -78,8 +78,8 @@ class OperationsClient:
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create a client. It connects at its first call, in plain text without `tls` or
-        `credentials`.
+        """Create a client. It connects at its first call: with `tls` or `credentials` if given,
+        otherwise in plain text.
 
         `address` is HOST, HOST:PORT (default 50052) or another gRPC target. `metadata` is gRPC
         metadata of all calls. For `token`, `tls` and the exceptions see `Client`.

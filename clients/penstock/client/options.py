@@ -118,8 +118,8 @@ class CacheOptions:
     """How KV cache blocks are shared and kept.
 
     Attributes:
-        cache_salt: Share cached blocks only with requests that have the same salt, 1 to 128
-            characters.
+        cache_salt: Share cached blocks only with requests of the same tenant that have the same
+            salt, 1 to 128 characters.
         session_id: The conversation that this request continues. Its KV cache blocks are kept for
             its next request. 1 to 128 characters.
         retention_level: 0 to 100; a higher level keeps the blocks longer. Default 35.

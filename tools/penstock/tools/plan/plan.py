@@ -58,7 +58,9 @@ class PlanSearch:
 
 
 OnProgress: TypeAlias = Callable[[str, SimulationProgress], None]
-"""Called about twice a second while a simulation runs, with its display name and its progress."""
+"""Called with the display name and the progress of a running simulation; see
+`simulate_cluster`.
+"""
 OnTried: TypeAlias = Callable[[str, ClusterResult], None]
 """Called when a simulation has ended, with its display name and its result."""
 
