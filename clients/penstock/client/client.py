@@ -190,7 +190,7 @@ class Client(ModelCalls):
         The request is sent when iteration starts. Leaving the iterator early (`aclose`, `break`, a
         cancelled task, Ctrl-C) cancels the request; with `contextlib.aclosing` (`closing` for the
         blocking client) it is cancelled immediately. A retried call starts again with `Accepted`. A
-        call is never retried after output.
+        call is not retried once output has arrived.
         """
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
         request = encode_request(wanted)

@@ -377,7 +377,7 @@ class CallCancelled(PenstockError):
 
 class StreamBroken(PenstockError):
     """The server's messages violated the protocol, e.g. messages of a stream were lost, a
-    generation ended without Finished, or a list did not end.
+    generation ended without Finished, or a paged list had no last page.
     """
 
     @classmethod

@@ -159,8 +159,8 @@ class OperationsClient:
     ) -> tuple[LiveRequest, ...]:
         """Return live requests in order of arrival, at most the oldest `max_requests`.
 
-        Requests are read in pages, so a request that ends meanwhile may be missing. `deadline_s`
-        applies to each page.
+        The list is read in pages; a request that ends while they are read may be missing.
+        `deadline_s` applies to each page.
         """
         request = list_request(model, tenant, state, max_requests)
         found: list[LiveRequest] = []

@@ -320,8 +320,8 @@ def _frozen(name: str, value: Any) -> tuple[Any, ...]:
 def build_request(
     prompt: PromptLike | GenerationRequest, options: GenerationOptions
 ) -> GenerationRequest:
-    """Return the request for a prompt and its options as keywords; a GenerationRequest is returned
-    unchanged.
+    """Build the request from a prompt and options that are given as keywords; return a
+    GenerationRequest unchanged.
 
     Raises TypeError for an option that does not exist, for an option that must be a list and is
     not, and for a GenerationRequest together with options. Raises the errors of `as_prompt`.

@@ -85,7 +85,7 @@ def retry_delay_s(
 ) -> float | None:
     """Return the seconds to wait before the next attempt; None to raise the error instead.
 
-    `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
+    `attempt` is the number of the failed attempt, from 1. `remaining_s` is the time to the call's
     deadline, infinity for none. `jitter` is uniformly distributed in [0, 1).
     """
     if has_output or attempt >= policy.max_attempts or not is_transient(error):

@@ -40,8 +40,8 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
 
     Only requests due in the window are counted and measured, whenever they end. The numbers of
     tokens are those of completed requests. `errors`: numbers of failed requests by gRPC status and
-    error reason.
-    `last_due_s`, `last_completed_s`: the latest times at which a request was due, and completed.
+    error reason. `last_due_s`, `last_completed_s`: the latest times at which a request was due, and
+    completed.
     """
 
     window: Window

@@ -2,12 +2,12 @@
 
 Input: JSON lines, each a `StepMeasure` (token counts and duration of one step). The fit minimises
 the squares of the relative residuals, so that long prefills do not dominate decode steps, over
-non-negative coefficients. The model has four coefficients, so only fifteen sets of them can be
-non-zero, and all are tried. Steps that took far longer than predicted (the first steps, pauses of
-the machine) are excluded and counted: those whose excess is above six robust standard deviations
-(three to six are usual: Huber and Ronchetti, *Robust Statistics*) and above half the predicted
-time. Finally all coefficients are scaled so that the predicted total time of the remaining steps
-equals the measured one, because throughput depends on the total time.
+non-negative coefficients. The model has only four, so each of their 15 non-empty subsets is fitted,
+with the other coefficients 0, and the best fit is taken. Steps that took far longer than predicted
+(the first steps, pauses of the machine) are excluded and counted: those whose excess is above six
+robust standard deviations (three to six are usual: Huber and Ronchetti, *Robust Statistics*) and
+above half the predicted time. Finally all coefficients are scaled so that the predicted total time
+of the remaining steps equals the measured one, because throughput depends on the total time.
 """
 
 import itertools
