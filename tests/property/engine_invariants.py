@@ -175,7 +175,7 @@ def _check_unreachable(
     spec, config = output.spec, machine.config
     assert config.deadline_admission
     assert end.at_s < deadline_s < NO_TIME
-    # What runs is given up for a small chance alone.
+    # A running request is dropped only because of its low chance of meeting the deadline.
     assert end.chance is not None or not output.is_running
     assert end.chance is None or (config.min_deadline_chance > 0.0 and 0.0 <= end.chance < 1.0)
     assert end.estimate_s is not None
