@@ -24,7 +24,7 @@ from unittest.mock import patch
 import numpy as np
 
 from engine_on_socket import listening
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
@@ -100,7 +100,7 @@ def measure_engine(
             max_seq_len=num_tokens + 64,
             num_blocks=num_streams * (num_tokens // 16 + 4),
             pipeline_depth=2,
-            simulated=SimulatedConfig(cost=cost, pace=SimulatedPace.REAL_TIME),
+            simulated=SimulatedConfig(cost=cost, is_real_time=True),
         )
     )
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=8192), time.monotonic)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import StepMeasure, measure_of
@@ -48,7 +48,7 @@ class MachineExecutor(SimulatedExecutor):
                 pipeline_depth=1,
                 simulated=SimulatedConfig(vocab_size=1000),
             ),
-            pacer=clock,
+            clock=clock,
         )
         self._machine = machine
         self._now = clock

@@ -193,7 +193,7 @@ def test_thousands_of_requests_leave_no_resources_in_use(
             FailureReason.EXECUTOR_REQUEST_FAILED,
             FailureReason.DEADLINE_EXCEEDED,
         }
-        # Whether there is enough at once to preempt depends on the machine.
+        # Whether enough requests run at once to cause preemptions depends on the machine.
         if policy is not CapacityPolicy.MAX_UTILIZATION:
             assert storm.num_preempted == 0
         harness.control.pause()

@@ -47,7 +47,7 @@ def read_request(data: bytes) -> None:
         valid_request_id(message)
         read_generation(message, LIMITS, ("tiny", "demo"))
     except RequestError as error:
-        # Its message is within the limit, and can be encoded.
+        # The error message is within the limit and can be encoded.
         abort = abort_of(error.failure)
         assert len(abort.message.encode()) <= 1024
 

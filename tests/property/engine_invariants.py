@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.executor.fault import FaultKind
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import (
@@ -175,7 +175,7 @@ def _check_unreachable(
     spec, config = output.spec, machine.config
     assert config.deadline_admission
     assert end.at_s < deadline_s < NO_TIME
-    # What runs is given up for a small chance alone.
+    # A running request is dropped only because of its low chance of meeting the deadline.
     assert end.chance is not None or not output.is_running
     assert end.chance is None or (config.min_deadline_chance > 0.0 and 0.0 <= end.chance < 1.0)
     assert end.estimate_s is not None
@@ -201,7 +201,7 @@ def is_late_alone(machine: EngineMachine, output: Output) -> bool:
     clock = VirtualClock(spec.arrival_s)
     device = replace(machine.device, simulated=replace(machine.device.simulated, faults=()))
     config = replace(config, deadline_admission=False)
-    engine = Engine(SimulatedExecutor(device, pacer=clock), config, clock)
+    engine = Engine(SimulatedExecutor(device, clock=clock), config, clock)
     timeless = replace(spec, ttft_deadline_s=NO_TIME, deadline_s=NO_TIME, time_limit_s=NO_TIME)
     engine.submit((timeless,))
     first_s = NO_TIME

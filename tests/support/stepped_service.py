@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -238,12 +238,14 @@ async def stepped(
 
 @contextlib.asynccontextmanager
 async def running(
-    text: ModelText, pace: SimulatedPace = SimulatedPace.IMMEDIATE, **options: Any
+    text: ModelText, *, is_real_time: bool = False, **options: Any
 ) -> AsyncGenerator[SteppedService]:
     """Start a service as `stepped` does, with a larger engine that runs on a thread. `options`:
     arguments of `stepped`.
     """
-    simulated = SimulatedConfig(vocab_size=text.files.vocab_size, pace=pace, is_strict=True)
+    simulated = SimulatedConfig(
+        vocab_size=text.files.vocab_size, is_real_time=is_real_time, is_strict=True
+    )
     sizes: dict[str, Any] = {"num_blocks": 512, "max_seq_len": 1024, "simulated": simulated}
     async with stepped(text, **sizes, **options) as service:
         service.link.run()

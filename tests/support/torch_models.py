@@ -125,8 +125,8 @@ HIDDEN_DIFFERENCES = {
     "granite_embedding": "in the embeddings: .*1.1 times",
     "smollm3": "in the queries of layer 1: by .* at position",
 }
-"""Models that compute something else than the fused step although their module tree is supported ->
-pattern of the message about the difference.
+"""Models that compute something else than the fused step, although their module tree is supported;
+by model, the pattern of the message about the difference.
 """
 
 
