@@ -1,4 +1,4 @@
-"""Computes a Llama in plain PyTorch with a dense cache, as a lower bound for the engine's time.
+"""Computes a Llama in plain PyTorch with a dense cache: a lower bound for PyTorch's operators.
 
 Contains only the arithmetic, without paging, modules, scheduling or in-flight batching.
 """

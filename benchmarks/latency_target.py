@@ -43,7 +43,7 @@ class MachineFigures:
         default_*: Figures with the default budget.
         *_turns: Direction changes of a limit in the `num_steady_steps` steps in which neither the
             machine nor the load changes.
-        steady_*: Figures of only these steps.
+        steady_p99_ms: The p99 duration of these steps.
         is_standing: Both limits were constant in the last tenth of the run.
         end_*: The limits after the last step, and the share of steps in the last quarter whose cost
             model was trusted.

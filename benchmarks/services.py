@@ -199,7 +199,7 @@ def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
     `settings`: other fields of SimulatedConfig; they take precedence.
     """
     coefficients = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
-    config = {"pace": "real_time", "cost": {"step_s": step_s, **coefficients}, **settings}
+    config = {"is_real_time": True, "cost": {"step_s": step_s, **coefficients}, **settings}
     return ("--executor", "simulated", "--simulated-config", json.dumps(config))
 
 

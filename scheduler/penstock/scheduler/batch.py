@@ -25,8 +25,8 @@ class Batch:
     at launch; otherwise it is the token that the executor sampled for that slot in the previous
     step (pipeline depth 2: its value has not been collected yet).
 
-    `sampled_slots` int32 [m]: the slots that sample a token, in row order: all decode rows, and the
-    prefill rows that compute the last token that their request has so far.
+    `sampled_slots` int32 [m]: the slots that sample a token, in row order: those of all decode
+    rows, and those of the prefill rows that compute the last of their request's current tokens.
 
     The arrays change after `launch` returns: an executor must read or copy what it needs before
     that. A batch without rows only releases slots; its result is empty.

@@ -73,8 +73,8 @@ class BatchAdmission:
     def admit(self, budget: TokenBudget, now: float) -> WaitReason | None:
         """Give slots and tokens of `budget` to waiting requests.
 
-        Return why the first request that is still in the queue was not admitted, or None if none
-        is.
+        Return why the first request left in the queue order was not admitted; None if no request
+        is left.
         """
         order = self._order
         blocked: Request | None = None

@@ -339,7 +339,7 @@ class BlockPool:
         yield self._stack_fault(positions)
 
     def _stack_fault(self, positions: range) -> str:
-        """Return the fault of these stack positions; empty if each has a different free block."""
+        """Return the fault of these stack positions; empty if they have different free blocks."""
         numbers = np.arange(positions.start, min(positions.stop, self._num_free), dtype=np.int32)
         blocks = self._stack[numbers]
         if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():

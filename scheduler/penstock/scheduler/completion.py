@@ -19,10 +19,10 @@ how long queues have persisted. Does not read the queue.
   request has lost its queue time. So all requests end close to their deadlines, and many of them
   too late, with all of their compute wasted (the domino effect of deadline order under overload:
   Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer a tenant's queue in a
-  class has persisted, the closer a request's chance must be to the chance after a short wait: a
-  fortieth of its time to the deadline, or its prefill time if that is longer (after Nichols and
-  Jacobson, "Controlling Queue Delay", 2012). A burst on a machine that is not overloaded may wait
-  as long as the average above allows.
+  class has persisted, the closer a request's chance must be to the chance that it would have after
+  a short wait (after Nichols and Jacobson, "Controlling Queue Delay", 2012). This wait is a
+  fortieth of its time to the deadline, or its prefill time if that is longer. A burst on a machine
+  that is not overloaded may wait as long as the average above allows.
 
 A request with a short `max_tokens` keeps a chance of 1 while it waits, and these rules do not
 affect it. If only the limit can end an output, its length is known and no samples are needed.
@@ -206,8 +206,9 @@ class Slowdown:
     """The ratio of the actual to the predicted time that requests take after their admission.
 
     Requests are weighted by their computed prompt tokens, which are wasted if the output is late.
-    All sums decay. Once the mean age of the samples exceeds `_SLOWDOWN_MEMORY_S`, the excess of the
-    ratio over 1 also fades linearly, to 0 at twice that age.
+    The weight of a request decays exponentially with its age. Once the mean age exceeds
+    `_SLOWDOWN_MEMORY_S`, the excess of the ratio over 1 also fades linearly, to 0 at twice that
+    age.
     """
 
     __slots__ = ("_age", "_at_s", "_predicted", "_taken")

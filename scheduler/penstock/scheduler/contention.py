@@ -4,12 +4,13 @@ it.
 The load is two sets of sums, over the running requests and over the waiting requests ahead. Both
 are the input of forecast.py.
 
-There is a special case for a tenant that would be under its fair share (fair_share.py) even with
-this request and its waiting requests ahead running. Other tenants of the same priority class do not
-go before it: only requests of higher classes and earlier requests of the same tenant count as
-waiting ahead, and of the running prefills only those of tenants under their share delay it. If
-running requests can be preempted for it (victims.py), it waits neither for a slot nor for blocks.
-Without this special case the request would be rejected because of a queue that it overtakes.
+There is a special case for a tenant that would be under its fair share (fair_share.py) even if this
+request and the tenant's waiting requests ahead of it were running. Other tenants of the same
+priority class do not go before it: only requests of higher classes and earlier requests of the same
+tenant count as waiting ahead, and of the running prefills only those of tenants under their share
+delay it. If running requests can be preempted for it (victims.py), it waits neither for a slot nor
+for blocks. Without this special case the request would be rejected because of a queue that it
+overtakes.
 """
 
 import math

@@ -321,7 +321,7 @@ class DeadlinePredictor:
 
     def _is_trial(self, request: Request, now: float) -> bool:
         """Return whether this request is exempt from rejection, for example to measure the
-        machine's current speed; recorded in its `is_trial`.
+        machine's current speed; set its `is_trial` to the result.
 
         Otherwise outdated measurements could cause every request to be rejected, and no step would
         correct them.
@@ -332,8 +332,8 @@ class DeadlinePredictor:
         return request.is_trial
 
     def _is_exploring(self, request: Request, rejection: Rejection) -> bool:
-        """Return whether this request is admitted to measure the current output lengths; recorded
-        in its `is_trial`.
+        """Return whether this request is admitted to measure the current output lengths; set its
+        `is_trial` to the result.
         """
         chance, completion = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < completion.min_chance

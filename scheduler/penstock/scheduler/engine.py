@@ -175,8 +175,8 @@ class Engine:
     def ready_fd(self) -> int | None:
         """A descriptor that is readable when a self-paced executor has results; None for others.
 
-        With None a step is due while there is work. With a descriptor a step is due when it is
-        readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
+        If this is None, call `step` while there is work. Otherwise call `step` when the descriptor
+        is readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
         """
         return self.executor.ready_fd
 
@@ -278,7 +278,7 @@ class Engine:
 
     def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
         """Record the duration of a step, and learn the cost model from it. `seconds`: from the
-        start of the step, or the end of the previous one if later, to its result.
+        start of the step, or the end of the previous one if that is later, to its result.
         """
         has_prefill = batch.num_rows > batch.num_decodes
         self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)
@@ -321,8 +321,8 @@ class Engine:
             self.note_duration(batch, now - begun_s, now)
 
     def next_wakeup_s(self) -> float:
-        """Return the next time, engine clock, at which a request may expire or be dropped for its
-        deadlines; NO_TIME without one.
+        """Return the next time, on the engine clock, at which a request may expire or be dropped
+        for its deadlines; NO_TIME if there is none.
         """
         return self.transitions.next_expiry_s()
 

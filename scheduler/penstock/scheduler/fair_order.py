@@ -206,9 +206,10 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """Return up to `max_num` next requests of a class. `service`: by tenant index, the counter
-        of each tenant with a request in the list so far, including these requests' prompts; updated
-        in place.
+        """Return up to `max_num` next requests of a class.
+
+        `service`: by tenant index, the service counter of each tenant that has requests in the list
+        so far, with the prompts of these requests added; updated in place.
         """
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []

@@ -156,10 +156,11 @@ def forecast(
 ) -> Forecast:
     """Return the expected times of a request that joins the queue now.
 
-    With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step with the
-    running decodes:
+    With P = `demand.num_prefill_tokens`, B the prefill budget, t the cost of a step with the
+    running decodes, and S the sum of the context lengths at the ends of the request's prefill
+    chunks:
 
-        prefill = ceil(P / B) t + P prefill_token_s + (sum of the chunks' ends) context_token_s
+        prefill = ceil(P / B) t + P prefill_token_s + S context_token_s
 
         decode = (expected output - 1) x (t with one more decode)
 

@@ -196,7 +196,7 @@ class HitDensityOrder:
         return segment.tick
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order: they are used again."""
+        """Remove those of `blocks` that are in this order, because they are used again."""
         segment_of, now = self._segment_of, self.num_ticks
         for block in blocks:
             segment = segment_of[block]
@@ -207,7 +207,7 @@ class HitDensityOrder:
             self._moved.discard(blocks)
 
     def pop(self, count: int) -> list[int]:
-        """Remove and return the `count` blocks to evict next; at least as many must exist."""
+        """Remove and return the `count` blocks to evict next; there must be that many."""
         popped: list[int] = []
         while len(popped) < count:
             popped += self._pop_some(count - len(popped))
@@ -219,14 +219,14 @@ class HitDensityOrder:
             self._density.note_hit(known.num_uses, self.num_ticks - known.tick, known.num_blocks)
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Record one more use of each of `blocks`, whose digests are recorded; called before
+        """Record one more use of each of `blocks`, whose digests must be registered. Called before
         `discard`.
         """
         self._history.note_use(blocks)
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the use counts of these blocks, which are not in this order: blocks of another
-        level that were evicted, and used blocks whose content may be invalid.
+        """Discard the use counts of these blocks. They are not in this order: either they were
+        evicted from another level, or they are used and their content may be invalid.
         """
         self._history.discard(blocks)
 

@@ -302,8 +302,8 @@ class OutputLengths:
 
 
 def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
-    """Return the groups of an output with this tenant and limit, most general first; limits of one
-    octave are one group.
+    """Return the groups that an output with this tenant and limit belongs to, the most general
+    first. Limits in the same octave (2**k to 2**(k + 1) - 1 tokens) belong to the same group.
     """
     octave = max_tokens.bit_length()
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))

@@ -94,10 +94,10 @@ class Planner:
         self._step = 0
 
     def plan(self, now: float) -> LaunchedStep | None:
-        """Return the next step, and advance the slot arrays as if it were done.
+        """Return the next step, and advance the slot arrays as if it had been computed.
 
-        If no request can run, return a step without rows if slots were released, because the
-        executor must be notified of releases in any case; else None.
+        If no request can run, return None, or a step without rows if slots were released: the
+        executor must be notified of releases in any case.
         """
         self._has_preempted = False
         self._preempted.clear()
@@ -318,9 +318,7 @@ class Planner:
         self._transitions.preempt(victim, now)
 
     def _commit(self, roster: DecodeRoster, chunks: list[PrefillChunk]) -> LaunchedStep:
-        """Advance the progress of all rows as if the step were done, and return the launched
-        step.
-        """
+        """Advance the progress of all rows as if the step had been computed; return the step."""
         arrays, running = self._arrays, self._running
         starts, num_decodes = roster.starts, len(roster.rows)
         running.note_step(chunks, num_decodes)

@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """A description of the choices or bounds for help texts; empty without any."""
+        """A description of the choices or bounds for help texts; empty if there are none."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.at_least is not None and self.at_most is not None:

@@ -268,8 +268,8 @@ class Transitions:
         )
 
     def next_expiry_s(self) -> float:
-        """Return the next time, engine clock, at which a request may expire; NO_TIME without
-        one.
+        """Return the next time, on the engine clock, at which a request may expire; NO_TIME if
+        there is none.
         """
         running_s = self._next_deadline_s if len(self._running) else NO_TIME
         return min(self._queue.next_recheck_s(), running_s)

@@ -48,7 +48,7 @@ class Shortage:
     """What a waiting request needs before it can be admitted, and what it will then hold.
 
     Attributes:
-        is_slot: No slot is free for the request.
+        is_slot: Whether no slot is free for the request.
         num_blocks_short: Number of used blocks that must be freed for it.
         num_blocks: Number of blocks that it will hold, shared and reserved ones included.
         matched: Cached blocks that it will share; not counted in `num_blocks_short` while they are

@@ -1,4 +1,4 @@
-"""Relays the gRPC calls that a replica receives to its service.
+"""Relays gRPC calls from a replica, which received them from Serve, to the replica's service.
 
 Relays the metadata, the messages, cancellation, and the final status with its trailers. Messages
 are passed as bytes and are not parsed. Does not use Serve.

@@ -6,7 +6,7 @@ because the controller gets a copy of this module. Limits and delays are those o
 
 Scaling up depends on the wait, because callers experience the length of a queue in seconds, not in
 requests. An empty queue does not indicate how much capacity is unused, so scaling down depends on
-the used share of the batches.
+the used share of the slots.
 """
 
 import math

@@ -62,7 +62,7 @@ def begin(
         name,
         server.log_level,
         form=server.log_format,
-        has_foreign_text=server.log_foreign_text,
+        has_exception_messages=server.log_exception_messages,
     )
     return control, launch
 
