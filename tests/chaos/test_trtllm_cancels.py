@@ -1,4 +1,7 @@
-"""Ten thousand requests with random cancels, failures and deadlines leave no resources in use."""
+"""Thousands of requests with random cancels, failures and deadlines leave no resources in use.
+
+PENSTOCK_NUM_REQUESTS sets the number of requests: 2,000 by default, 10,000 in `make nightly`.
+"""
 
 from __future__ import annotations
 

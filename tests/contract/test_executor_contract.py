@@ -1,8 +1,8 @@
 """Every executor keeps its contract with the scheduler. The tests are the same for all executors
 and run them through the engine.
 
-An executor is compared with itself: a request that runs alone, in one chunk, on fresh blocks must
-give the same result in any batch. To test an executor, add a line to CASES.
+An executor is compared with itself: a request must give the same result in any batch as when it
+runs alone, in one chunk, on fresh blocks. To test an executor, add a line to CASES.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def read_command(data: bytes) -> None:
 
 
 def read_trace_headers(data: bytes) -> None:
-    """Parse the bytes up to the first line feed as a traceparent and the others as a tracestate;
-    then parse both again as text.
+    """Parse the bytes up to the first line feed as a traceparent and the rest as a tracestate; then
+    parse both again as text.
     """
     parent, _, state = data.partition(b"\n")
     for one, other in ((parent, state), (parent.decode("latin-1"), state.decode("latin-1"))):

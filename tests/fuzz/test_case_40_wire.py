@@ -1,4 +1,4 @@
-"""Case 40: mutated messages of every method are rejected by a live service and have no other
+"""Case 40: a live service serves or rejects mutated messages of every method; they have no other
 effect.
 """
 

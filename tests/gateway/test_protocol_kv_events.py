@@ -64,7 +64,9 @@ async def read(call: Any, max_batches: int) -> None:
 
 
 async def rejected(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
-    """Read up to `num_batches` batches of a call, which must fail meanwhile; return its error."""
+    """Read up to `num_batches` batches of a call; return the error with which one of the reads
+    fails.
+    """
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
     return caught.value

@@ -317,7 +317,7 @@ async def _ended(service: SteppedService, task: asyncio.Task[Any]) -> None:
 
 
 async def _steps_to_first_token(service: SteppedService) -> int:
-    """Return the number of steps of one request of tenant b, from its receipt by the engine to its
+    """Send a request of tenant b; return the number of steps from its receipt by the engine to its
     first token.
     """
     call: Any = service.stub.Generate(request(NUM_TOKENS), metadata=(("x-tenant", "b"),))

@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a child after it is ready (real processes)."""
+"""Messages between the supervisor and a child process that is ready. The processes are real."""
 
 from __future__ import annotations
 

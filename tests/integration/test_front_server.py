@@ -1,4 +1,4 @@
-"""The life cycle of a front server: health, drain and its address, and the reflection and channelz
+"""The life cycle of a front server: its address, health and drain, and the reflection and channelz
 services.
 """
 

@@ -1,5 +1,5 @@
 """Both operations clients against the real server: the values that their methods return, their
-errors, and the ends of watches.
+errors, and how streams of statistics end.
 """
 
 from __future__ import annotations

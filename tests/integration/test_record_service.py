@@ -26,8 +26,8 @@ PREFIX = tuple(range(100, 148))
 
 
 def request_shapes() -> list[tuple[tuple[int, ...], int]]:
-    """Return (prompt, number of output tokens) of requests of many lengths; every second prompt has
-    a common prefix.
+    """Return (prompt, number of output tokens) of requests of many lengths; every second prompt
+    starts with the same prefix.
     """
     prompts: list[tuple[int, ...]] = []
     for number in range(24):

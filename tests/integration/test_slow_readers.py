@@ -25,8 +25,8 @@ MANY_TOKENS = 60_000
 
 
 async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
-    """Report tokens, with an iteration of the event loop after every 8, until the request has ended
-    or `num_tokens` are reported.
+    """Report tokens until the request has ended or `num_tokens` are reported; run an iteration of
+    the event loop after every 8 tokens.
     """
     token_id = served.encode("a")[0]
     for _ in range(num_tokens // 8):

@@ -125,9 +125,7 @@ def check_end(machine: EngineMachine, output: Output, end: Completed | Failed) -
 
 
 def _check_failure(machine: EngineMachine, output: Output, end: Failed) -> None:
-    """Check that the reason of a failure is true, and that the estimates of the failure are
-    possible.
-    """
+    """Check that the reported reason of a failure applies, and that its estimates are possible."""
     is_never = end.retry_after_s == math.inf
     assert is_duration(end.estimate_s)
     assert is_duration(end.deadline_s)

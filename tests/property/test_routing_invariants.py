@@ -1,4 +1,6 @@
-"""Invariants of routers: round robin is even, and prefix affinity ends at the overload limit."""
+"""Invariants of routers: round robin distributes requests evenly, and prefix affinity ends at the
+overload limit.
+"""
 
 from collections import Counter
 
