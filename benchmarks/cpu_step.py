@@ -53,7 +53,9 @@ CONTEXT = 352
 RUNNING = (1, 8, 64)
 CAUSES = ("scheduler", "sampling", "layers", "linears", "attention", "other kernels", "rest")
 CAUSE_OF = {"attend": "attention", "bf16_linear": "packed", "int8_linear": "packed"}
-"""Kernel call -> part of the step; "packed": counted with the packed linear layers."""
+"""Kernel call -> part of the step. "packed" is not displayed: such a call is part of a packed
+linear layer, which is timed as a whole.
+"""
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 BY_OPERATOR = ", by operator"
 PATHS: dict[str, dict[str, str]] = {

@@ -3,8 +3,8 @@
 The servers are Penstock (`Generate` with one and with two fronts (gRPC server processes),
 `Multiplex`) on its simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP
 lines and a C++ gRPC server. Each gets its tokens at fixed steps, and has the same load client (C++,
-without gRPC's core library). The servers alternate. Reports medians over the rounds;
-rounds in which other processes used more than 0.3 cores are excluded, unless all did.
+without gRPC's core library). The servers alternate. Reports medians over the rounds; a round in
+which other processes used more than 0.3 cores is excluded, unless that holds for every round.
 
     python benchmarks/delivery.py [--full] [--json FILE]
 
@@ -65,8 +65,8 @@ BASE: Load = (256, 20.0)
 BUSY: Load = (256, 5.0)
 OVERLOAD: Load = (256, 2.5)
 MANY: Load = (1000, 20.0)
-"""Loads: for the ratios; a load at which one message per token is too much; twice that load; many
-streams.
+"""The loads, in this order: for ratios between servers; so fast that one message per token is too
+much; twice that; with many streams.
 """
 _QUICK: dict[Load, tuple[str, ...]] = {
     BASE: (GENERATE, MULTIPLEX, AIO, EVENTS, LINES, CORE),

@@ -24,8 +24,8 @@ class _Layer:
 
 
 class DenseLlama:
-    """Weights of a transformers Llama without grouped-query attention; projections with the same
-    input are fused.
+    """A Llama with the weights of a `transformers` model without grouped-query attention;
+    projections with the same input are fused.
     """
 
     def __init__(self, model: Any) -> None:

@@ -24,7 +24,7 @@ MAX_P99_RATIO = 1.10
 MIN_STEADY_RATIO = 0.9
 MIN_CHANGING_RATIO = 1.0
 MAX_NOISY_TURNS = 10.0
-"""Direction changes of either limit per thousand steps."""
+"""Goal for noisy machines: direction changes of either limit per thousand steps."""
 MIN_CROWD_SHARE = 0.9
 MIN_DURATION_S = 10.0
 """Minimum duration of a run, seconds, for the fit to converge."""

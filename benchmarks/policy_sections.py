@@ -96,8 +96,8 @@ class Bench:
     ) -> Trial:
         """Return a trial at `load` times the capacity.
 
-        `ttft_deadline_s`: None for the TTFT target if the contender `has_targets`, otherwise for no
-        deadline. `end_s`: end of the part of the trace that is used.
+        `ttft_deadline_s`: by default (None) the TTFT target if the contender `has_targets`,
+        otherwise no deadline. `end_s`: where the trace is cut off.
         """
         base = self.base if base is None else base
         if ttft_deadline_s is None:

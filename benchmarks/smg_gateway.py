@@ -47,7 +47,7 @@ _RETRIES = ("--retry-max-retries", "2")
 _PREFILL_TOKEN_S = 200e-6
 """Compute time of a prompt token that is not cached, seconds."""
 _NUM_BLOCKS = 640
-"""Size of a worker's cache: about 10,000 tokens, while the conversations have 18,000."""
+"""Size of a worker's cache: about 10,000 tokens; all conversations together have 18,000."""
 
 
 @contextlib.asynccontextmanager

@@ -262,8 +262,8 @@ async def measure_block(reader: TickReader, channel: grpc.aio.Channel, name: str
 
 
 def stops(options: Namespace) -> Outcome:
-    """Measure how long each call blocks the loop. A block that is longer than the CPU time used
-    meanwhile was caused by another process.
+    """Measure how long each call blocks the loop. A block over the goal is inconclusive if the
+    process used less CPU time than the goal meanwhile, because another process then caused it.
     """
     del options
     with ticking() as (folder, ticks):

@@ -40,6 +40,7 @@ class RequestKind(enum.StrEnum):
 
     WHOLE = "whole"
     ONCE = "once"
+    """It completes, over GenerateOnce."""
     LEFT = "left"
     """Its client closes the stream after some tokens."""
     ABANDONED = "abandoned"
