@@ -1,6 +1,7 @@
-# The service with its embedded executor and the demo model. The default includes CUDA; for a
-# CPU-only image give PyTorch's own index and its CPU build:
-#   docker build --build-arg INDEX=URL --build-arg TORCH=torch==2.13.0+cpu .
+# The service with its embedded executor and the demo model. Installs the CPU build of torch where
+# the index offers it, e.g. PyTorch's CPU index, else what it offers: the public index, CUDA.
+#   docker build --build-arg INDEX=URL .
+# TORCH chooses a build: --build-arg TORCH=torch==2.13.0+cu130.
 FROM python:3.12-slim AS build
 # Compiles the CPU kernels.
 # hadolint ignore=DL3008
@@ -15,13 +16,15 @@ COPY server server
 COPY clients clients
 COPY tools tools
 COPY gateways gateways
-ARG TORCH=torch==2.13.0
+COPY deploy/torch_requirement.sh deploy/
+ARG TORCH=
 ARG INDEX=
 ENV PIP_EXTRA_INDEX_URL=$INDEX
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN python -m venv /opt/penstock \
     && /opt/penstock/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /tmp/wheels . \
-    && /opt/penstock/bin/pip install --no-cache-dir "${TORCH}" "$(ls /tmp/wheels/penstock-*.whl)[torch]"
+    && /opt/penstock/bin/pip install --no-cache-dir \
+        "${TORCH:-$(deploy/torch_requirement.sh /opt/penstock/bin/python)}" "$(ls /tmp/wheels/penstock-*.whl)[torch]"
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin penstock

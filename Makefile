@@ -1,25 +1,31 @@
 # Everything starts here. Needs Python 3.11 or 3.12, with its venv module, and make.
 #
-#   make demo      install, start the service, stream three generations, stop
-#   make test      install, check, run the tests
-#   make quick     the tests of the scheduler, the front, the contract's mapping, text and ipc: seconds
+#   make demo      install what the demo needs, start the service, stream three generations, stop
+#   make install   install the package, and what its checks and tests need, into .venv
+#   make test      install, check, run all tests except those for a GPU and those of make nightly
+#   make quick     the tests of the scheduler, engine, front, contract's mapping, text and ipc: seconds
 #   make unit      the tests of the serving path that only compute
-#   make tools     the tests of tools/; make gateways: those of gateways/ but for Ray
-#   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
+#   make tools     the tests of tools/
+#   make gateways  the tests of gateways/ except those on a Ray cluster
+#   make nightly   the tests that make test leaves out because they take minutes, and the tests of the
+#                  same folders with many more examples of each property; then make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with GCC's sanitizers: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
-#   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
+#   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full:
+#                  two hours, more load)
 #   make cases     write the tests into the table of docs/survival-cases.md
 #   make architectures every causal language model of transformers, tiny, against its own forward;
 #                      writes docs/architectures.md (ARCHITECTURES_ARGS="--device cuda")
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
 #   make ray       the tests of the Ray Serve gateway on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
-#   make pages     write docs/contract.md, settings.md, telemetry.md and the generated pictures again
+#   make pages     write docs/contract.md, settings.md, telemetry.md, the pictures of the concepts and
+#                  the chart of figures again
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
-#   make protos    write the generated code again
+#   make protos    write the Python code generated from the protos again
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
-#   make format    format Python and protos
+#   make format    format Python and protos, mend what the linter can mend
+#   make clean     remove .venv, build output and caches
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -28,10 +34,10 @@ SHELL := /bin/bash
 # would compile it all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The build to install. On Linux the public index gives the one with several gigabytes of CUDA; for
-# the CPU's, point pip at PyTorch's own index, e.g. by PIP_EXTRA_INDEX_URL, and ask for
-# TORCH=torch==2.13.0+cpu.
-TORCH ?= torch==2.13.0
+# The torch to install. If not given: the CPU build where the indexes that pip is configured with
+# (e.g. by PIP_EXTRA_INDEX_URL) offer it, else what they offer, on Linux several gigabytes of CUDA.
+TORCH ?=
+TORCH_REQUIREMENT = $(or $(TORCH),$$(deploy/torch_requirement.sh $(BIN)/python))
 # The first of these that runs: shims may exist without the interpreter they name.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
@@ -52,7 +58,7 @@ CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front ipc rpc text))
 UNIT := tests/property $(filter-out $(addprefix tests/unit/,deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
 TOOLS := tests/unit/tools $(wildcard $(addprefix tests/integration/test_,\
-	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
+	verify*.py demo*.py bench*.py build*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, what waits for processes and sockets, and what kills processes;
 # "0" runs it in one process, for a debugger.
 WORKERS ?= auto
@@ -82,7 +88,7 @@ $(READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
 	@echo "Compiling the CPU kernels, then fetching and installing packages into $(VENV): several minutes, silent"
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python $(PIP) install "$(TORCH)" --editable ".[torch,dev]"
+	$(BIN)/python $(PIP) install "$(TORCH_REQUIREMENT)" --editable ".[torch,dev]"
 	@# Without what they ask for: triton alone is 200 MB, and only apache-tvm-ffi is missing.
 	for version in $(XGRAMMARS); do \
 		$(BIN)/python $(PIP) install --no-deps --upgrade --target "$(VENV)/xgrammar/$$version" \
@@ -105,9 +111,10 @@ $(DEMO_READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
 	@echo "1/3 Making the environment $(VENV)"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@echo "2/3 Fetching and installing packages: 260 MB with the CPU build of torch, several GB with the CUDA build"
-	@HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip --disable-pip-version-check install \
-		"$(TORCH)" "hatchling>=1.27,<2" --editable ".[torch,bench,top]"
+	@torch="$(TORCH_REQUIREMENT)"; \
+	echo "2/3 Fetching and installing packages with $$torch: 260 MB with the CPU build, several GB with CUDA"; \
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip --disable-pip-version-check install \
+		"$$torch" "hatchling>=1.27,<2" --editable ".[torch,bench,top]"
 	@echo "3/3 Compiling the CPU kernels, up to two minutes"
 	@$(BIN)/python hatch_build.py || echo "Without them the demo uses PyTorch's operators"
 	@touch $@
@@ -116,11 +123,11 @@ demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 	@$(BIN)/python -m penstock.tools demo
 	@echo "Next: $(BIN)/penstock serve, and in another terminal $(BIN)/penstock generate 'ROMEO:'"
 
-# Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
-# languages, and what only computes; all but the first report what they did when they are done.
+# Side by side, in this order: processes that are killed, what waits for processes and sockets, clients
+# in other languages, types, and last what fills every core. Most report when they are done.
 test: $(READY) $(PROTOS_READY)
 	@$(BIN)/python -m compileall -q -j 0 clients executors gateways protos scheduler server tools tests
-	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
+	@$(MAKE) --no-print-directory --jobs 4 test-chaos test-served test-clients check-types test-pure check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)
@@ -162,7 +169,7 @@ sanitize: $(READY)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4
-	.venv-transformers-4/bin/python $(PIP) install "$(TORCH)" "transformers>=4.57,<5" \
+	.venv-transformers-4/bin/python $(PIP) install "$(TORCH_REQUIREMENT)" "transformers>=4.57,<5" \
 		--editable ".[torch,dev]"
 	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
 

@@ -76,7 +76,7 @@ def is_built(target: Path) -> bool:
     """Return whether the shared object was compiled from these sources by this compiler, on this
     kind of machine.
 
-    Raises OSError or CalledProcessError without a working compiler.
+    Raises OSError or CalledProcessError if the file exists and there is no working compiler.
     """
     return target.is_file() and _stamp(_find_compiler()).encode() in target.read_bytes()
 

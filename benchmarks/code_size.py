@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc.aio
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -118,7 +118,7 @@ async def trace() -> RequestPath:
     sys.path.insert(0, str(_ROOT / "tests"))
     from support.link import EngineLink
 
-    simulated = SimulatedConfig(vocab_size=_VOCAB_SIZE, pace=SimulatedPace.IMMEDIATE)
+    simulated = SimulatedConfig(vocab_size=_VOCAB_SIZE, is_real_time=False)
     config = ExecutorConfig(
         kind=ExecutorKind.SIMULATED, num_blocks=64, max_seq_len=1024, simulated=simulated
     )

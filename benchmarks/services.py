@@ -42,7 +42,7 @@ _CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A ready process of the service; `at_s` on the monotonic clock."""
+    """A process of the service that is ready; `at_s`: when it became so, on the monotonic clock."""
 
     pid: int
     at_s: float
@@ -199,7 +199,7 @@ def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
     `settings`: other fields of SimulatedConfig; they take precedence.
     """
     coefficients = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
-    config = {"pace": "real_time", "cost": {"step_s": step_s, **coefficients}, **settings}
+    config = {"is_real_time": True, "cost": {"step_s": step_s, **coefficients}, **settings}
     return ("--executor", "simulated", "--simulated-config", json.dumps(config))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from engine_on_socket import engine_on_socket
 from penstock.client import Client, OperationsClient
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
 from penstock.executor.models import resolve_model
 from penstock.scheduler.config import SchedulerConfig
@@ -90,7 +90,7 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
     zeros = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
     config = SimulatedConfig(
         vocab_size=text.files.vocab_size,
-        pace=SimulatedPace.REAL_TIME,
+        is_real_time=True,
         cost=CostModel(step_s=STEP_S, **zeros),
     )
     executor = create_executor(

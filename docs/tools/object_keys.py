@@ -15,8 +15,8 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key of a JSON object. `path`: its path from the outermost object, a dot before each key and
-    `[]` after a list; `values`, `default`, `text`: as displayed on the page.
+    """A key of a JSON object. `path`: its path from the outermost object, such as "cost.step_s";
+    `[]` stands for the items of an array. `values`, `default`, `text`: as displayed on the page.
     """
 
     path: str
@@ -34,7 +34,10 @@ def keys_of(item: Declared) -> tuple[Key, ...]:
     if item.setting.needs_all:
         return tuple(dataclasses.replace(key, default=_REQUIRED) for key in keys)
     return tuple(
-        dataclasses.replace(key, default=str(defaults.get(key.path, key.default))) for key in keys
+        dataclasses.replace(key, default=_written(defaults[key.path]))
+        if key.path in defaults
+        else key
+        for key in keys
     )
 
 
@@ -60,7 +63,7 @@ def _keys(kind: Any, prefix: str) -> Iterator[Key]:
 
 def _values(kind: Any, setting: Setting) -> str:
     if get_origin(kind) is tuple:
-        return f"list of {_values(get_args(kind)[0], setting)}"
+        return f"array of {_values(get_args(kind)[0], setting)}"
     if issubclass(kind, enum.Enum):
         return f"`{{{','.join(str(member.value) for member in kind)}}}`"
     if setting.choices:
@@ -75,6 +78,11 @@ def _default(default: object, setting: Setting) -> str:
         return setting.shown
     if default is dataclasses.MISSING:
         return _REQUIRED
-    if isinstance(default, bool):
-        return str(default).lower()
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    return _written(default)
+
+
+def _written(value: object) -> str:
+    """Return a value as it is written in JSON and TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

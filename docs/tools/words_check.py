@@ -1,9 +1,14 @@
-"""Checks the words of the documentation and the code: `python docs/tools/words_check.py [--count]
-[FILE ...]`.
+"""Finds unclear words in the docs and the code: words that a reader must translate into a standard
+term of the field, such as `told` for "reported".
 
-Contains the markers of unclear prose (regular expressions) with their replacements. Checks:
-Markdown without code; comments, strings and identifiers of Python files; comments of proto files
-and Makefiles; the whole text of other files, so that names in other languages are also checked.
+Prints a line per finding, `FILE:LINE: WORDS -> REPLACEMENTS`, and exits with 1 if there is one. To
+mend a finding, write the sentence again, or rename the identifier, with a replacement that fits or
+another standard term. Text between backticks is not checked: use them for a name of another project
+that contains such a word. The words (regular expressions) and their replacements are in `_MARKERS`.
+
+Checked are Markdown; comments, strings and identifiers of Python files (in tests, benchmarks,
+client examples and docs/tools docstrings instead of all strings); comments of proto files,
+Makefiles, pyproject.toml and mkdocs.yml; the whole text of other files.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ _CHECKED = (
         "benchmarks/native/*.?pp",
     ),
     *("server/penstock/**/*.html", "server/penstock/**/*.js"),
-    *(f"deploy/**/{name}" for name in ("*.json", "*.yaml", "*.toml", "Dockerfile")),
+    *(f"deploy/**/{name}" for name in ("*.json", "*.yaml", "*.toml", "*.sh", "Dockerfile")),
     *("Dockerfile", "Makefile", "clients/*/Makefile", "pyproject.toml", "mkdocs.yml"),
 )
 # A marker (a regular expression, case ignored; a space is a line break too) -> what to write.
@@ -128,9 +133,22 @@ def main() -> int:
     """Print each marker, or with `--count` the number of words and markers of each file. Return the
     exit code: 1 if markers were printed.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", action="store_true", help="words and markers, file by file")
-    parser.add_argument("files", nargs="*", type=Path, help="default: all that must be clean")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="instead of findings, print the numbers of words, of findings and of findings per"
+        " 1,000 words of each file; exit with 0",
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="relative to the repository's root (default: all files that must have no finding)",
+    )
     arguments = parser.parse_args()
     num_words = num_markers = 0
     for path in arguments.files or _checked():

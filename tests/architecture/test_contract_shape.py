@@ -1,5 +1,5 @@
-"""Checks of the API contract that buf lacks: unset fields, limits in comments, the package's
-exports, unshared messages.
+"""Checks of the API contract that buf does not make: every generated name is exported, no two RPCs
+share a message type, fields can be unset, and limits named in comments exist.
 """
 
 from __future__ import annotations

@@ -438,8 +438,8 @@ def _limits_of_faults(injected: list[InjectedFault]) -> Iterator[tuple[str, obje
 
 
 def _limits_of_memory(watch: Watch, load: Load) -> Iterator[tuple[str, object, bool]]:
-    """Yield the limit on memory growth of each process that lived for more than twice WARM_UP_S, in
-    which it made its first allocations.
+    """Yield the limit on memory growth for each process that lived for more than twice WARM_UP_S.
+    Growth is counted from WARM_UP_S on, after the first allocations of a process.
     """
     most = MAX_BYTES_ONCE + MAX_BYTES_PER_CANCEL * load.ledger.num[Kind.CANCEL]
     for (role, pid), samples in watch.memory.items():

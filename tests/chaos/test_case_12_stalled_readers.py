@@ -20,7 +20,7 @@ from support.timeout import TEST_TIMEOUT_S
 NUM_TOKENS = 900
 FEW_TOKENS_BYTES = 600
 WATCH = "/grpc.health.v1.Health/Watch"
-FAST = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.002}}')
+FAST = ("--simulated-config", '{"is_real_time": true, "cost": {"step_s": 0.002}}')
 
 
 @pytest.mark.parametrize(

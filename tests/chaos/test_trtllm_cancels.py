@@ -1,4 +1,7 @@
-"""Ten thousand requests with random cancels, failures and deadlines leave no resources in use."""
+"""Thousands of requests with random cancels, failures and deadlines leave no resources in use.
+
+PENSTOCK_NUM_REQUESTS sets the number of requests: 2,000 by default, 10,000 in `make nightly`.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +72,8 @@ class Storm:
         )
 
     def deadline_s(self, key: int) -> float:
-        """Return the deadline of request `key`: the current time for every hundredth request, and
-        for most others NO_TIME.
+        """Return the deadline of request `key`: the current time for every hundredth request. Most
+        other requests have none (NO_TIME), some one within the next second.
         """
         now_s = self.harness.clock.now_s
         if key % 100 == 0:
@@ -193,7 +196,7 @@ def test_thousands_of_requests_leave_no_resources_in_use(
             FailureReason.EXECUTOR_REQUEST_FAILED,
             FailureReason.DEADLINE_EXCEEDED,
         }
-        # Whether there is enough at once to preempt depends on the machine.
+        # Whether enough requests run at once to cause preemptions depends on the machine.
         if policy is not CapacityPolicy.MAX_UTILIZATION:
             assert storm.num_preempted == 0
         harness.control.pause()

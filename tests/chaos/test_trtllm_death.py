@@ -237,7 +237,7 @@ async def test_greedy_requests_of_a_killed_engine_continue_in_the_next() -> None
 async def test_a_killed_worker_counts_as_the_engines_death(is_reported: bool) -> None:
     async with (
         serving(
-            "--log-foreign-text",
+            "--log-exception-messages",
             "on",
             watch={"response_timeout_s": RESPONSE_TIMEOUT_S},
             is_worker_death_fatal=is_reported,

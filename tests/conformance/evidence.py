@@ -1,6 +1,6 @@
 """The evidence that each scenario leaves at the service: the root spans of its requests.
 
-A program's output is not sufficient: one that prints "passed" must have sent the requests. The
+The output of a program is not sufficient: it must have sent the requests. The
 module defines the expected spans; the service exports them, so no client can forge them.
 """
 
@@ -92,7 +92,8 @@ def _is_met(name: str, value: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedSpans:
-    """The spans that a scenario must leave. `one_id`: two of its requests have the same id.
+    """The spans that a scenario must leave. `one_id`: whether two of its requests must have the
+    same id.
 
     `num_made_tokens`: minimum number of tokens generated in the scenario, by the engine's counters.
     """
@@ -208,8 +209,8 @@ EVIDENCE: Mapping[str, ExpectedSpans] = {
         ExpectedRequest(methods=(_MULTIPLEX,), reason="INVALID_ARGUMENT", temperature=-1.0),
         _answered(1, num=6),
     ),
-    # Resume is a call of the same request and leaves no separate span. The one that was cut does,
-    # and the engine's counter shows that it continued nevertheless.
+    # Resume continues a request and leaves no span. The call that was cut leaves one, and the
+    # engine's token counter shows that the request continued.
     "resume": _left(
         ExpectedRequest(methods=(_STREAM,), num_asked_tokens=RESUMED_TOKENS, is_cut=True),
         _answered(RESUMED_TOKENS),

@@ -1,7 +1,7 @@
 """The Python scenario about many requests on one Multiplex stream.
 
-Texts and errors are tested through the client; keys and credit, which it does not expose, with the
-generated stub.
+Texts and errors are tested through the client. Keys and credit, which the client does not expose,
+are tested with the generated stub.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encodes requests of every kind, and mutates their bytes: flips bits, and removes, doubles or
+"""Encodes requests of every kind, and mutates their bytes: flips bits, and removes, duplicates or
 joins bytes.
 
 A random seed determines the mutations.

@@ -1,5 +1,8 @@
-"""Defines secrets that a client sends (canaries), builds requests with them, and searches for them.
-Texts are searched verbatim; token ids are searched as text, as integers in memory and as protobuf.
+"""Secrets that clients send (canaries), requests that contain them, and a search for them in the
+outputs of a service.
+
+A text is searched for verbatim. Token ids are searched for as text, as integers in memory and as
+protobuf.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
 
 
 def rejected_requests() -> dict[str, pb.GenerateRequest | bytes]:
-    """Return, by name, requests with canaries that are rejected, except those in `TAKEN`."""
+    """Return requests with canaries, by name. All are rejected, except those in `TAKEN`."""
     image = {"role": "user", "parts": [{"image": {"mime_type": WORDS["mime"]}}]}
     edits: dict[str, edit.Edit] = {
         "model": edit.merging(model=WORDS["model"]),

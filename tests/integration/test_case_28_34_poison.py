@@ -63,8 +63,8 @@ async def outcome(call: Any) -> tuple[list[int], str, str]:
 
 
 async def check_one_falls(service: SteppedService, text: ModelText, place: int) -> None:
-    """Check that request number `place` of 32 ends INTERNAL, that the others are unaffected, and
-    that all are released.
+    """Run 32 requests of which number `place` causes a fault. Check that it ends with INTERNAL,
+    that the others are unaffected, and that all are released.
     """
     prompts = [prompt_of(index) for index in range(NUM_REQUESTS)]
     prompts[place][1] = POISON
@@ -118,7 +118,9 @@ async def test_case_31_logits_that_are_not_finite_fail_one_request(
 
 @pytest.fixture(params=["detokenizer", "plain path", "stop check"])
 def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make one stage that converts tokens to text raise at every "x"; return its name."""
+    """Make one stage of the conversion from tokens to text raise at every "x"; return the stage's
+    name.
+    """
 
     def breaks(owner: type[Any], name: str, is_hit: Callable[[Any, Any], bool]) -> None:
         inner = getattr(owner, name)
@@ -181,7 +183,9 @@ async def test_case_29_an_error_in_text_conversion_fails_one_request(
 def test_case_34_exhausted_blocks_delay_requests_and_lose_no_token(
     policy: AdmissionPolicy, seed: int
 ) -> None:
-    """Some steps find all free blocks taken: requests are preempted and continue later."""
+    """In some steps the test holds all free blocks, so that requests are preempted; they continue
+    later.
+    """
     executor = create_executor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,

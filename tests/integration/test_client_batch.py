@@ -214,7 +214,7 @@ def test_bad_batches_are_rejected_at_once(kind: type[Client] | type[SyncClient])
 
 
 async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: FakeTime) -> None:
-    """The number of unconsumed events is bounded, however many there are to read."""
+    """The client buffers a bounded number of events, however many the server has to send."""
     num_sent = 0
 
     async def flood(call: ServedCall) -> None:
@@ -230,7 +230,7 @@ async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: F
     batch = adapter.client.generate_many(["a"], max_concurrency=1)
     await anext(batch)
     previous = -1
-    # What the transport holds fills up, and then the server waits.
+    # The transport's buffers fill, and then the server waits.
     while previous != num_sent:
         previous = num_sent
         await asyncio.wait_for(adapter.client.health(), 60)

@@ -1,5 +1,5 @@
-"""Both clients make calls that end abnormally: rejected while they write, cancelled in transit, or
-too large.
+"""Both clients make calls that end abnormally: rejected while the client writes, cancelled in
+transit, or too large.
 """
 
 import asyncio

@@ -1,6 +1,4 @@
-"""Both clients against a real gRPC server: deadlines, metadata, the calls other than streams, and
-closing.
-"""
+"""Both clients against a real gRPC server: deadlines, metadata, unary calls, and closing."""
 
 import asyncio
 import socket

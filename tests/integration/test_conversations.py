@@ -26,7 +26,7 @@ KEY = "x-tenant"
 @dataclass
 class Turn:
     """The result of a turn of a conversation. `num_cached`: number of cached prompt tokens;
-    `num_dropped`: number of messages that the window dropped.
+    `num_dropped`: number of messages dropped from the prompt so that it fits into `window_tokens`.
     """
 
     text: str
@@ -70,8 +70,8 @@ async def take_turn(
 
 
 def num_reusable(before: Turn, after: Turn) -> int:
-    """Return the number of tokens in full blocks that `before` computed and with which `after`
-    begins; at least one token is left to compute.
+    """Return how many prompt tokens of `after` the cache can supply: those of the full blocks at
+    its start that `before` computed. At least one token is left to compute.
 
     The last token of an output is sampled but not computed.
     """
@@ -97,7 +97,7 @@ async def test_every_turn_reuses_the_blocks_of_the_previous_turn_and_its_output(
         assert turns[0].num_cached == 0
         for before, after in itertools.pairwise(turns):
             assert after.num_cached == num_reusable(before, after)
-        # Wherever the text of the answer becomes the same tokens again, its blocks are found.
+        # Blocks of an answer are reused if its text is encoded to the same tokens.
         assert any(
             after.num_cached > len(before.prompt_ids) for before, after in itertools.pairwise(turns)
         )

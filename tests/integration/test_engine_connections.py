@@ -208,11 +208,13 @@ async def test_a_pending_query_fails_when_the_engine_is_lost(
 def test_many_frames_at_once_do_not_block_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
-    """Further frames of every front are processed in the next poll, in their order."""
+    """A poll handles frames for a limited time; the next polls handle the remaining frames of each
+    front, in order.
+    """
     now_s = 0.0
 
     def clock() -> float:
-        """Return a time that is a millisecond later with each call."""
+        """Return the time, which advances by 1 ms with each call."""
         nonlocal now_s
         now_s += 0.001
         return now_s
@@ -241,7 +243,7 @@ def test_many_frames_at_once_do_not_block_steps(
         assert len({key >> 32 for key in keys[:16]}) == 2
 
 
-# Fronts that break the protocol, do not read or come back: only they suffer.
+# Fronts that violate the protocol, do not read or reconnect; others are unaffected.
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_integrity_is_checked_whenever_the_engine_is_idle(path: Path) -> None:
     def test(connections: FrontConnections) -> None:
         for num_steps in (3, 1, 200):
             work_off(engine, connections, num_steps)
-            # A loop that is faster than the test checks in between as well.
+            # If the loop is faster than the test, it also checks earlier.
             while engine.num_steps_at_checks.get(timeout=TEST_TIMEOUT_S) < engine.num_steps:
                 pass
 
@@ -146,7 +146,7 @@ def test_new_work_runs_before_the_next_part_of_an_integrity_check(path: Path) ->
 
 
 class SelfPacedEngine(FakeEngine):
-    """An engine that always has work. `ready_fd`: the end of a pipe that the test writes to."""
+    """An engine that always has work. `ready_fd`: the read end of a pipe; the test writes to it."""
 
     def __init__(self) -> None:
         super().__init__()

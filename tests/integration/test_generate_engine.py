@@ -8,7 +8,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.executor.config import SimulatedPace
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
@@ -63,7 +62,7 @@ async def test_concurrent_streams_equal_separate_ones(text: ModelText) -> None:
 
 async def test_ids_are_unique_over_all_fronts_and_cancel_reaches_any(text: ModelText) -> None:
     async with (
-        running(text, SimulatedPace.REAL_TIME) as served,
+        running(text, is_real_time=True) as served,
         another_front(served) as other,
     ):
         first, second = served.stub, other.stub
@@ -81,7 +80,7 @@ async def test_ids_are_unique_over_all_fronts_and_cancel_reaches_any(text: Model
 
 
 async def test_time_limit_keeps_the_partial_text(text: ModelText) -> None:
-    async with running(text, SimulatedPace.REAL_TIME) as served:
+    async with running(text, is_real_time=True) as served:
         message = limited(max_tokens=1000)
         message.scheduling.time_limit.FromMilliseconds(2000)
         responses = await collect(served.stub.Generate(message))

@@ -1,4 +1,4 @@
-"""The metrics of a real service equal its clients' counts, for all ends of requests."""
+"""The metrics of a real service equal its clients' counts, however requests end."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
 
 
 async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
-    """Scrape until `is_seen` accepts the samples, because fronts report their counts once a second;
-    return them.
+    """Scrape until `is_seen` accepts the samples; return the samples. Fronts report their counts
+    once a second, so the first scrapes may be out of date.
     """
     url = await service.printed_address("metrics")
     samples: Samples = {}
@@ -144,7 +144,7 @@ async def test_an_engine_crash_makes_its_requests_wait_and_counters_continue() -
                 value(seen, "engine_restarts_total") == 1
                 and value(seen, "engine_up") == 1
                 and total(seen, "requests_total") == 1
-                # What the dead engine made is counted from the memory that it left.
+                # The tokens of the dead engine are counted from its shared memory.
                 and value(seen, "generation_tokens_total") >= 300
                 and value(seen, "num_requests_running") == 0
             ),

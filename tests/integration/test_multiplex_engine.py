@@ -6,7 +6,6 @@ import asyncio
 
 import grpc
 
-from penstock.executor.config import SimulatedPace
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import collect, text_of
@@ -68,7 +67,7 @@ def records_of(responses: list[pb.GenerateResponse], output_index: int) -> list[
 
 
 async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
-    async with running(text, pace=SimulatedPace.REAL_TIME) as served:
+    async with running(text, is_real_time=True) as served:
         call = served.stub.Multiplex()
         for key in range(12):
             submit = pb.MultiplexSubmit(key=key, generation=limited(max_tokens=1000))
@@ -77,6 +76,6 @@ async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
         call.cancel()
         async with asyncio.timeout(TEST_TIMEOUT_S):
             await until_true(lambda: not len(served.front.table))
-        # The engine serves others at once: all eight places are free again.
+        # All eight slots are free again, so the engine serves the next request at once.
         responses = await collect(served.stub.Generate(limited(max_tokens=5)))
         assert responses[-1].finished.usage.num_completion_tokens == 5

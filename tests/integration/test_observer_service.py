@@ -171,7 +171,7 @@ async def test_metrics_and_stats_contain_what_was_served() -> None:
             lambda stats: num_completed(stats) == 7 and model_of(stats).ttft.num_values == 7,
         )
         counts = requests_by_tenant(await fetched(await service.printed_address("metrics")))
-        # The first four named none, and two named one that is not listed.
+        # Four requests named no tenant, and two named a tenant that is not listed.
         assert counts == {"atlas": 1, "borealis": 0, "other": 6, "nobody": 0}
 
 

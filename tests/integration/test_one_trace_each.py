@@ -36,8 +36,8 @@ OPTIONS = (
     *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
     *("--max-replays", "0"),
 )
-# A service that ends has a second for the traces that are left; and on a busy machine an export may
-# take longer than the usual timeout, which would drop it.
+# A service that stops exports the remaining traces within a second, so few may remain. On a busy
+# machine an export may take longer than the usual timeout, which would drop it.
 OFTEN = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_TIMEOUT": "60"}
 LONG = 900  # tokens, about eighteen seconds of them
 PREPARED = ("prepare",)
@@ -47,10 +47,10 @@ _ERRORS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAIL
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected trace of a request. `attributes`: expected attributes by the span's name ("":
-    the root).
+    """The expected trace of a request. `children`: names of the root's child spans, None for any;
+    `attributes`: expected attributes by the span's name ("": the root).
 
-    `or_children`: the names of the child spans that are also accepted, where two ends race.
+    `or_children`: names accepted instead of `children`, for a request that may end in two ways.
     """
 
     code: str
@@ -63,8 +63,8 @@ class Expected:
 
 
 def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
-    """Check that each request has its expected trace. Raises AssertionError with the errors of all
-    requests, by name.
+    """Check that each request has its expected trace, and that there is no other trace. Raises
+    AssertionError with the errors of all requests, by name.
     """
     traces: dict[bytes, list[Span]] = defaultdict(list)
     for span in spans:
@@ -195,7 +195,7 @@ async def cancel_rpc(site: Site, style: str) -> None:
 
 
 async def grpc_deadline(site: Site, style: str) -> None:
-    # The engine's end and gRPC's come at the same moment; only the former is delivered.
+    # Engine and gRPC end the request at the same time; the engine's end may be delivered.
     wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", WHOLE[:-1], or_children=WHOLE)
     await site.ask("deadline of the call", style, greedy(LONG), wanted, timeout_s=4.0)
 

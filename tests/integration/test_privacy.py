@@ -37,8 +37,8 @@ LONG = 900  # tokens, about eighteen seconds of them
 
 @dataclass
 class Site:
-    """A service, everything that is sent to it, and all its outputs. `reported`: outputs in which
-    secrets are searched, by name; `outputs`: generated texts.
+    """A service and its outputs. `reported`: outputs that are searched for secrets, by name;
+    `outputs`: generated texts.
     """
 
     service: Service

@@ -29,12 +29,12 @@ def request(num_tokens: int) -> pb.GenerateRequest:
 
 
 KeptRequest = list[Any]
-"""Calls that continue: gRPC cancels one without a reference."""
+"""References to the calls that continue: gRPC cancels a call to which no reference is left."""
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:
-    """Send a long request; return "" once it runs, leaving it running, or the error reason of its
-    rejection.
+    """Send a long request, and keep it running. Return "" once it runs, or the error reason if it
+    is rejected.
     """
     metadata = (("x-tenant", tenant),) if tenant else ()
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)

@@ -85,7 +85,9 @@ async def test_prompt_text_is_never_in_an_error(served: ServedFront) -> None:
 async def test_every_rejection_of_a_request_has_its_id(
     served: ServedFront, request_id: str | None
 ) -> None:
-    """It is the client's id if that is valid, otherwise one that the server generated."""
+    """The error contains the client's request id if that is valid, otherwise one that the server
+    generated.
+    """
     limited = served.server.front.prompts.quotas = TextQuotas(
         lambda _: TenantQuota(max_requests_per_minute=1)
     )

@@ -1,4 +1,4 @@
-"""Resume on a front other than the one that has the request, or had it before it was lost."""
+"""Resume on another front than the one that has the request, also after that front was lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ edits = pytest.mark.parametrize(
 
 
 async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list[Any]:
-    """Return the uninterrupted stream of the same request."""
+    """Run a copy of the request without an interruption; return its stream."""
     copy = pb.GenerateRequest()
     copy.CopyFrom(message)
     copy.request_id = "whole"
@@ -112,8 +112,8 @@ def echo_of(responses: list[Any]) -> bytes:
 async def received_before_the_end(
     service: SteppedService, call: Any, num_messages: int
 ) -> list[Any]:
-    """Read up to `num_messages` messages before the finished event; there may be fewer, because
-    tokens share messages.
+    """Read up to `num_messages` messages that precede the finished event. There may be fewer,
+    because several tokens may share a message.
     """
     reported: list[Any] = []
     while len(reported) < num_messages:

@@ -76,7 +76,7 @@ def test_the_engine_never_has_a_request_that_must_wait_for_cancelled_ones(
 def test_a_request_as_large_as_the_cache_runs_or_is_rejected(
     build: BuildHarness, num_over: int
 ) -> None:
-    """The engine reserves pages for every token, also for the last one, which is never computed."""
+    """The engine reserves pages for all tokens, including the last one, which is never computed."""
     num_blocks = 4
     harness = build(num_blocks=num_blocks)
     whole = greedy_spec(1, 6, max_tokens=num_blocks * BLOCK_SIZE - 6 + num_over)

@@ -1,4 +1,6 @@
-"""A full queue shared by two fronts: the tenant with the most waiting requests is displaced."""
+"""Two fronts share a full queue: requests of the tenant with the most waiting requests are
+displaced.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.executor.fault import FaultKind
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import (
@@ -37,7 +37,7 @@ MAX_TURNS_ALONE = 200
 
 def check_accounts(machine: EngineMachine) -> None:
     """Check the engine's integrity, and that its live, running and waiting requests are those that
-    its clients know.
+    its clients expect.
 
     The queue is within its limits, not counting preempted requests, and the engine does not sleep
     beyond a deadline.
@@ -125,9 +125,7 @@ def check_end(machine: EngineMachine, output: Output, end: Completed | Failed) -
 
 
 def _check_failure(machine: EngineMachine, output: Output, end: Failed) -> None:
-    """Check that the reason of a failure is true, and that the estimates of the failure are
-    possible.
-    """
+    """Check that the reported reason of a failure applies, and that its estimates are possible."""
     is_never = end.retry_after_s == math.inf
     assert is_duration(end.estimate_s)
     assert is_duration(end.deadline_s)
@@ -175,7 +173,7 @@ def _check_unreachable(
     spec, config = output.spec, machine.config
     assert config.deadline_admission
     assert end.at_s < deadline_s < NO_TIME
-    # What runs is given up for a small chance alone.
+    # A running request is dropped only because of its low chance of meeting the deadline.
     assert end.chance is not None or not output.is_running
     assert end.chance is None or (config.min_deadline_chance > 0.0 and 0.0 <= end.chance < 1.0)
     assert end.estimate_s is not None
@@ -201,7 +199,7 @@ def is_late_alone(machine: EngineMachine, output: Output) -> bool:
     clock = VirtualClock(spec.arrival_s)
     device = replace(machine.device, simulated=replace(machine.device.simulated, faults=()))
     config = replace(config, deadline_admission=False)
-    engine = Engine(SimulatedExecutor(device, pacer=clock), config, clock)
+    engine = Engine(SimulatedExecutor(device, clock=clock), config, clock)
     timeless = replace(spec, ttft_deadline_s=NO_TIME, deadline_s=NO_TIME, time_limit_s=NO_TIME)
     engine.submit((timeless,))
     first_s = NO_TIME
@@ -225,8 +223,8 @@ def is_duration(seconds: float | None) -> bool:
 
 
 def check_order(machine: EngineMachine, events: StepEvents) -> None:
-    """Check which requests were admitted and preempted: in order of seniority (FCFS), or by class
-    and tenant (FAIR).
+    """Check which requests were admitted and preempted: in order of seniority (FCFS), or by
+    priority class and tenant (FAIR).
     """
     preempted = {change.key for change in events.changes if isinstance(change, Preempted)}
     admitted = {change.key for change in events.changes if isinstance(change, Admitted)}
@@ -302,8 +300,8 @@ def _check_seniority(
 def _check_victims(
     machine: EngineMachine, victims: list[Output], left: list[Output], admitted: set[int]
 ) -> None:
-    """Check that no request is preempted while one of a lower class keeps running, unless by tenant
-    preemption, which favours a request of another tenant and of no lower class.
+    """Check that a request is preempted only if no request of a lower class keeps running, or if
+    tenant preemption favours a request of another tenant and of no lower class.
     """
     favoured = [
         machine.outputs[key] for key in admitted if math.isfinite(machine.config.yield_ratio)

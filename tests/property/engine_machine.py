@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler import waiting_queue
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.block_hash import chain_root, hash_blocks
@@ -265,7 +265,7 @@ def build_engine(
     device: ExecutorConfig, config: SchedulerConfig
 ) -> tuple[Engine, WatchedDevice, VirtualClock]:
     clock = VirtualClock(1.0)
-    executor = WatchedDevice(device, pacer=clock)
+    executor = WatchedDevice(device, clock=clock)
     executor.max_num_batched_tokens = config.max_num_batched_tokens
     executor.batches = []
     with patch.object(waiting_queue, "FairOrder", engine_invariants.WatchedFairOrder):
@@ -491,7 +491,7 @@ class EngineMachine(RuleBasedStateMachine):
             if name == "step":
                 ends += found.ends
         assert executor.batches == self.executor.batches
-        # Those of one turn in any order.
+        # The ends of one turn may be in any order.
         ends = [end for end in ends if end.reason is not FailureReason.REQUEST_ID_IN_USE]
         assert sorted(ends, key=_of_output) == sorted(self.ends, key=_of_output)
 

@@ -26,8 +26,8 @@ EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
 
 
 class NaiveOrder(Protocol):
-    """The interface of a simple order of the cached blocks of the default level. `now`: how many
-    blocks were released so far.
+    """Interface of a simple eviction order of the cached blocks of the default level. `now`: number
+    of blocks released so far.
     """
 
     def blocks(self) -> set[int]: ...
@@ -88,9 +88,9 @@ class NaiveLru:
 class NaiveHitDensity:
     """Evicts by the hits expected per time, as `HitDensityOrder` does.
 
-    The class of a block is its number of uses, at most 8. `segments`: (class, number of the first
-    block's release, blocks from the end of the chain on); `lives`: number of blocks that arrived,
-    by class; `hits`: number of hits by class and age bin.
+    The class of a block is its number of uses, at most 8. `segments`: (class, number of the release
+    of the first block, blocks in order of release, which starts at the end of a chain); `lives`:
+    number of blocks that arrived, by class; `hits`: number of hits by class and age bin.
     """
 
     def __init__(self, num_blocks: int, refit_every: int, max_run: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine

@@ -113,7 +113,9 @@ def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list
 
 
 def emit(port: ScriptedPort, request: LiveRequest, updates: Update, at_s: float) -> None:
-    """Report the updates as one step of an engine. They may be some that no real engine reports."""
+    """Report the updates as one step of an engine, also in combinations that no real engine
+    reports.
+    """
     keys = [output.key for output in request.outputs]
     key = keys[updates.index % len(keys)]
     changes: dict[str, Queued | Admitted | Preempted] = {

@@ -65,8 +65,8 @@ async def remaining_events(
 
 
 def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.ResumeRequest:
-    """Return the Resume request for the rest of the stream. Removes a partial echo from `got`, as
-    no client knows the echo's length.
+    """Return the Resume request for the rest of the stream. Removes a partial echo from `got`,
+    because a client cannot know how long the echo is.
     """
     if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
         del got[1:]

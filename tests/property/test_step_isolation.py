@@ -1,5 +1,5 @@
-"""If a step raises because of some rows, exactly those requests fail, and the others get their
-results.
+"""If a step raises because of some rows, exactly the requests of these rows fail, and the others
+get their results.
 """
 
 from __future__ import annotations

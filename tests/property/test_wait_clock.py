@@ -34,9 +34,11 @@ class Account:
 @dataclass(slots=True)
 class Turn:
     """The last admission, if it was by fair share. `line`: priority class and tenant of the
-    admitted request; `first`: the sequence of that tenant's oldest request that waited then, the
-    admitted one included, or was preempted since. Until the next admission, the wait of older
-    requests of other tenants in the class counts as FAIRNESS.
+    admitted request. `first`: the lowest sequence among that tenant's requests in the class that
+    waited at the admission, including the admitted one, or were preempted since.
+
+    Until the next admission, the wait of a request of another tenant in the class counts as
+    FAIRNESS if the request's sequence is lower than `first`.
     """
 
     line: tuple[int, int]

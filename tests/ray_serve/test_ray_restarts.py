@@ -38,7 +38,7 @@ async def test_a_killed_replica_ends_its_service_and_is_replaced(
         # Another replica serves now, without a wait until it accepts calls.
         assert await Stream(channel, 4).outcome() is grpc.StatusCode.OK
 
-    # Serve has one word for it, whatever it was.
+    # Ray Serve reports every error of a replica as INTERNAL.
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.INTERNAL}
     replicas = await asyncio.to_thread(cluster.until, 2, [first.replica])
     assert second.replica in {replica.replica for replica in replicas}
@@ -153,10 +153,10 @@ async def test_a_session_resumes_on_its_replica(cluster: RayCluster) -> None:
 
 
 async def _until_ingresses_know(cluster: RayCluster, known: set[str]) -> None:
-    """Wait until both ingresses have all new replicas; before, they may route all sessions to one.
+    """Wait until the proxies on both nodes route sessions to all of the replicas in `known`; until
+    then they may route all sessions to one replica.
 
-    Each ingress is notified of new replicas some time after they run, and the two ingresses at
-    different times.
+    Ray Serve notifies each proxy some time after new replicas run, at different times.
     """
     sessions = [(("session_id", f"session-{number}"),) for number in range(12)]
     took: list[list[str]] = []

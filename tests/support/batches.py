@@ -26,7 +26,7 @@ def batch_of(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]], **changes
 
 
 def fill_slot(arrays: SlotArrays, spec: RequestSpec, slot: int) -> Request:
-    """Return a request without output in `slot`, after filling that row of `arrays`."""
+    """Fill row `slot` of `arrays` with a request that has no output yet; return the request."""
     request = Request(
         spec=spec, sequence=spec.key, tokens=spec.prompt_ids, block_hashes=[], slot=slot
     )

@@ -15,7 +15,9 @@ POLICY = RetryPolicy(max_attempts=3, initial_backoff_s=1.0, multiplier=2.0, push
 
 
 class FakeTime:
-    """A clock that advances only by sleeping. `slept_s`: the duration of each sleep, seconds."""
+    """A clock that advances only when a client sleeps. `slept_s`: the duration of each sleep,
+    seconds.
+    """
 
     def __init__(self) -> None:
         self.now_s = 50.0

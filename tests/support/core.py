@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
@@ -62,7 +62,7 @@ class NullExecutor:
     """Generates `token(slot, position)` for every sampled slot; `position`: the index of the token
     in prompt and output together.
 
-    `batches`: the batches with rows; `released`: the slots that batches released.
+    `batches`: the received batches that have rows; `released`: the slots that batches released.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ def simulated_executor(clock: VirtualClock, cost: CostModel, **limits: Any) -> S
         "simulated": SimulatedConfig(vocab_size=100, cost=cost),
     }
     config = ExecutorConfig(kind=ExecutorKind.SIMULATED, **(settings | limits))
-    return SimulatedExecutor(config, pacer=clock)
+    return SimulatedExecutor(config, clock=clock)
 
 
 def run_until_idle(engine: Engine) -> list[StepEvents]:

@@ -62,8 +62,8 @@ class CheckedExecutor:
         return result
 
     def _check_result(self, result: StepResult, failed: list[int]) -> None:
-        """Check the result of a self-paced executor (one that does its own batching): only running
-        requests, each once, with its tokens.
+        """Check that the result of a self-paced executor (one that does its own batching) contains
+        only running requests, each once, with its tokens.
         """
         slots = result.slots.tolist()
         assert len({*slots, *failed}) == len(slots) + len(failed)
@@ -127,8 +127,8 @@ class Harness:
         """Submit all requests at once or, with `stagger`, one before every second step; step until
         idle, and return the outcomes in order of `specs`.
 
-        `budget`: maximum number of tokens per step. `after_step` is called after every step,
-        instead of a wait until the executor has a result.
+        `budget`: maximum number of tokens per step. `after_step`: called after every step; without
+        it, the harness waits after a step until a self-paced executor has a result.
         """
         checked = executor or self.executor(**limits)
         engine = Engine(checked, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.executor.config import SimulatedConfig
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel, StepMeasure, measure_of
 from penstock.scheduler.engine import Engine

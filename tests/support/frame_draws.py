@@ -1,6 +1,6 @@
 """Hypothesis strategies for inter-process messages, inferred from the types of their fields.
 
-Registers what the types do not express: the bounds that the values check themselves.
+Some classes also check bounds that types do not express; `register` declares these.
 """
 
 from dataclasses import replace
@@ -24,7 +24,9 @@ KEYS = st.integers(1, 2**63 - 1)
 
 
 def register(kind: type[Any], /, **fields: st.SearchStrategy[Any]) -> None:
-    """Draw the named fields from these strategies, and the others by their types."""
+    """Register a class: the named fields are drawn from these strategies, the others by their
+    types.
+    """
     inferred = dict.fromkeys(get_type_hints(kind), ...)
     st.register_type_strategy(kind, st.builds(kind, **(inferred | fields)))
 

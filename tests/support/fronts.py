@@ -262,7 +262,7 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, int]] = (),
 ) -> grpc.aio.Channel:
-    """Open a channel, in plain text without `credentials`."""
+    """Open a channel with `credentials`, or an insecure (plaintext) channel if they are None."""
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=list(options))
     return grpc.aio.secure_channel(address, credentials, options=list(options))
@@ -278,8 +278,8 @@ async def serving(
     credentials: grpc.ChannelCredentials | None = None,
     **options: Any,
 ) -> AsyncGenerator[ServedFront]:
-    """Start a front server on a TCP socket with a scripted engine, and open a channel to it with
-    `credentials` (None: plain text). `options`: other arguments of FrontServer.
+    """Start a front server on a TCP socket with a scripted engine, and open a channel to it, which
+    is insecure (plaintext) if `credentials` is None. `options`: other arguments of FrontServer.
     """
     port = ScriptedPort()
     config = config or FrontConfig(acceptance_delay_s=0.0)

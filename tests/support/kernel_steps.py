@@ -1,5 +1,6 @@
-"""Builds inputs for the CPU kernels, in which the keys and values of the rows lie in shuffled pages
-and all other values are NaN, and computes the expected outputs.
+"""Builds inputs for the CPU kernels, and computes the expected outputs.
+
+The keys and values of the rows lie in shuffled pages. All other values in the pages are NaN.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,8 @@ class Case:
 
 
 class Step:
-    """A step with random keys and values in shuffled blocks of the pages, also in the last block.
-    All other values in pages are NaN; in 8-bit pages, all other scales are NaN.
+    """A step whose random keys and values lie in shuffled blocks of the pages, one of them the last
+    block. All other values in the pages are NaN; in 8-bit pages, all other scales are NaN.
     """
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:

@@ -26,8 +26,8 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 class FakeOperations(Operations):
-    """Returns its attributes, or raises `error`, and records the received commands in `commands`.
-    `hold`: live_requests waits for this event.
+    """Operations that return the attributes of this object or raise `error`, and record received
+    commands in `commands`. `hold`: if set, `live_requests` waits for this event.
     """
 
     def __init__(self) -> None:

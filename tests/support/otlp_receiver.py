@@ -113,8 +113,8 @@ class Receiver:
         return of_trace()
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = TEST_TIMEOUT_S) -> bool:
-        """Wait until `holds` is true, at most `limit_s` seconds; return whether it is. It is
-        checked after every request.
+        """Wait until `holds` is true, at most `limit_s` seconds; return whether it is. The
+        condition is checked after every export request.
         """
         with self._changed:
             return self._changed.wait_for(holds, limit_s)

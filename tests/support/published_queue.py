@@ -22,8 +22,8 @@ class PublishedBoard:
         self._board = EngineBoard(self._fd, epoch)
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
-        """Publish a step of the engine, the numbers of its waiting requests and of their tokens,
-        and the predicted queue time in seconds.
+        """Publish a step of the engine with the number of its waiting requests, the number of their
+        tokens, and the predicted queue time in seconds.
         """
         self._board.heartbeat()
         self._board.publish_queue(num_waiting, num_tokens, queue_s)

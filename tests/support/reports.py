@@ -71,7 +71,7 @@ def heartbeat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> He
 
 
 def record(*segments: Segment, **settings: Any) -> RequestRecord:
-    """Return the record of a successful request that took 1 s, with all numbers of tokens 0."""
+    """Return the record of a successful request that took 1 s; all token counts are 0."""
     given: dict[str, Any] = {
         "front_id": 1,
         "method": GENERATE,

@@ -49,8 +49,8 @@ def resume_after(
 
 
 async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read `num_messages` messages of a call, stepping the engine only while a read waits, because
-    tokens that wait for their reader share a message.
+    """Read `num_messages` messages of a call. The engine is stepped only while a read waits;
+    otherwise several tokens would share a message.
     """
     messages = aiter(call)
     read: list[Any] = []

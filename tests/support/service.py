@@ -41,7 +41,7 @@ def simulated(step_s: float = 0.01, **settings: Any) -> list[str]:
         "decode_slot_s": 0.0,
         "context_token_s": 0.0,
     }
-    config = {"pace": "real_time", "cost": cost, **settings}
+    config = {"is_real_time": True, "cost": cost, **settings}
     return ["--executor", "simulated", "--simulated-config", json.dumps(config)]
 
 

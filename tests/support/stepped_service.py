@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -104,8 +104,8 @@ class SteppedService:
         self.link.pump(0)
 
     async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
-        """Run the event loop until the condition holds and the front has no unsent bytes for the
-        engine. `steps`: also step the engine.
+        """Yield to the running event loop until the condition holds and the front has no unsent
+        bytes for the engine. `steps`: also run a step of the engine in each iteration.
         """
         async with asyncio.timeout(TEST_TIMEOUT_S):
             while not is_so() or self.port.num_unsent_bytes:
@@ -146,7 +146,9 @@ class SteppedService:
         return responses
 
     async def result_of(self, reading: Awaitable[Any]) -> Any:
-        """Run the engine until `reading` is done; return its result or raise its error."""
+        """Run the engine until `reading` is done; return the result or raise the error of
+        `reading`.
+        """
         task = asyncio.ensure_future(reading)
         await self.until(task.done, steps=True)
         return task.result()
@@ -209,7 +211,7 @@ async def stepped(
     recorder: RequestRecorder | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
-    """Start an engine, a front and a client channel. With a `recorder` requests are traced.
+    """Start an engine, a front and a client channel. `recorder`: if given, requests are traced.
     `executor`: other fields of ExecutorConfig; by default 64 blocks of 16 tokens and 8 slots.
     """
     engine, link = stepped_engine(
@@ -236,12 +238,14 @@ async def stepped(
 
 @contextlib.asynccontextmanager
 async def running(
-    text: ModelText, pace: SimulatedPace = SimulatedPace.IMMEDIATE, **options: Any
+    text: ModelText, *, is_real_time: bool = False, **options: Any
 ) -> AsyncGenerator[SteppedService]:
     """Start a service as `stepped` does, with a larger engine that runs on a thread. `options`:
     arguments of `stepped`.
     """
-    simulated = SimulatedConfig(vocab_size=text.files.vocab_size, pace=pace, is_strict=True)
+    simulated = SimulatedConfig(
+        vocab_size=text.files.vocab_size, is_real_time=is_real_time, is_strict=True
+    )
     sizes: dict[str, Any] = {"num_blocks": 512, "max_seq_len": 1024, "simulated": simulated}
     async with stepped(text, **sizes, **options) as service:
         service.link.run()

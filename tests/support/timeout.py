@@ -8,7 +8,9 @@ TEST_TIMEOUT_S = 100.0
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """Run the event loop until `condition` holds. Raises TimeoutError after TEST_TIMEOUT_S."""
+    """Yield to the running event loop until `condition` holds. Raises TimeoutError after
+    TEST_TIMEOUT_S.
+    """
     async with asyncio.timeout(TEST_TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)

@@ -64,7 +64,8 @@ def whole_words() -> Tokenizer:
     """Return a tokenizer of Llama 3's family: `byte_level`, but a word in the vocabulary is one
     token.
 
-    The spellings of control tokens are in the vocabulary, so only splitting keeps them out of text.
+    The spellings of control tokens are in the vocabulary, so such a spelling in a text becomes the
+    control token unless the text is split inside it.
     """
     settings: dict[str, Any] = json.loads(byte_level().to_str())
     settings["model"]["ignore_merges"] = True

@@ -71,8 +71,9 @@ def _hook_last_layer(forward: CpuFusedForward, hook: Callable[[], None]) -> None
 
 
 def inject_fault(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
-    """Make a step raise the exception that `raises` returns for its batch: a TorchExecutor's
-    before its last layer, the fused CUDA executor's after the whole step is queued.
+    """Make a step raise the exception that `raises` returns for its batch, if any. A step of a
+    TorchExecutor raises before the last layer; a step of the fused CUDA executor raises after the
+    whole step is queued on the device.
     """
     if isinstance(executor, TorchExecutor):
         TorchFaultInjector(executor, raises)

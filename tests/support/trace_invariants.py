@@ -1,4 +1,4 @@
-"""Checks that a trace obeys the rules of the trace event format that viewers need to draw it."""
+"""Checks that a trace obeys the rules of the Chrome trace event format that viewers rely on."""
 
 from collections import defaultdict
 from typing import Any

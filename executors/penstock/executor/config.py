@@ -38,15 +38,6 @@ class ExecutorKind(enum.StrEnum):
     TRTLLM = "trtllm"
 
 
-class SimulatedPace(enum.StrEnum):
-    """Whether the steps of the simulated executor take real time."""
-
-    IMMEDIATE = "immediate"
-    """Do not wait, except in a scripted slow step."""
-    REAL_TIME = "real_time"
-    """Wait for the step time of the cost model."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
     """Properties of the simulated executor. Raises SettingError naming the invalid field.
@@ -69,10 +60,10 @@ class SimulatedConfig:
         at_least=1,
     )
     cost: CostModel = field(default_factory=CostModel)
-    pace: SimulatedPace = setting(
-        SimulatedPace.IMMEDIATE,
-        text="real_time: a step takes the time of the cost model; immediate: none, except a"
-        " scripted slow step",
+    is_real_time: bool = setting(
+        False,
+        text="whether a step takes the time that the cost model predicts; otherwise only a scripted"
+        " slow step takes time",
     )
     min_output_tokens: int = setting(
         1, text="earliest place of the end-of-sequence token in an output, from 1", at_least=1
@@ -218,7 +209,7 @@ class ExecutorConfig:
         "executor",
         "settings of the simulated executor; docs/settings.md lists the keys",
         name="simulated_config",
-        base={"pace": "real_time"},
+        base={"is_real_time": True},
         shown="none",
     )
     trtllm: TrtllmConfig = from_factory(

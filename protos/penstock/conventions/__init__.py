@@ -1,8 +1,8 @@
 """Values that a service and its clients share and that no .proto file declares: default addresses,
 limits, the error domain, keys of metadata.
 
-Imports nothing: the client knows nothing of the server, and commands must not wait for the import
-of all settings or of gRPC.
+Imports no other module of Penstock: the client does not depend on the server, and commands must not
+wait for the import of all settings or of gRPC.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """Computes how many KV cache blocks an admission takes and how many are available to admissions.
 
 Admission (batch_admission.py) and predictions of queue times (deadline_predictor.py, contention.py)
-use these numbers, so that a request waits for as many blocks as was predicted. Other modules decide
-which requests are admitted.
+use the same numbers, so that a request waits for the number of blocks that was predicted. Other
+modules decide which requests are admitted.
 
 GUARANTEED_NO_EVICT reserves blocks for the whole output at admission. MAX_UTILIZATION takes only
 the blocks of the prompt and of tokens generated before a preemption, and leaves a watermark for the
@@ -56,9 +56,9 @@ class AdmissionBlocks:
     def num_taken(self, request: Request, matched: Sequence[int]) -> int:
         """Return how many of the `num_left` blocks an admission takes.
 
-        These are the blocks that the request holds, except those in `matched` that running requests
-        already use. For a self-paced executor (see `ExecutorInfo`) with GUARANTEED_NO_EVICT these
-        blocks count too.
+        These are the blocks that the request will hold, without those in `matched` that running
+        requests already use. A self-paced executor (see `ExecutorInfo`) with GUARANTEED_NO_EVICT
+        counts all blocks that the request will hold, used ones included.
         """
         counted = () if self._counts_no_reuse else matched
         return self._cache.num_taken(counted, self.num_tokens(request))

@@ -1,12 +1,13 @@
 """Decides which requests may join the queue (admission control).
 
 A request is rejected at submission for one of these reasons, checked in this order: a request id in
-use, a size that can never fit, a deadline that has passed, more outputs than may ever run or wait
-together, a tenant over a quota or over its limit of waiting requests, a full queue, and a deadline
-that cannot be met. When the queue is full, a request may displace others (displacement.py). A
-replayed request is rejected only for the first three reasons. The checks do not change the queue.
-They mark a request that is admitted to test the predictions (`Request.is_trial`) or to learn a new
-tenant's output lengths (`is_new`), and record arrivals in the predictor.
+use, a size that can never fit, a deadline that has passed, more outputs than may ever wait or be
+live together, a tenant over a quota or over its limit of waiting requests, a full queue, and a
+deadline that cannot be met. When the queue is full, a request may displace others
+(displacement.py). A replayed request is rejected only for the first three reasons. The checks do
+not change the queue. They mark a request that is admitted to test the predictions
+(`Request.is_trial`) or to learn a new tenant's output lengths (`is_new`), and record arrivals in
+the predictor.
 """
 
 import math
@@ -108,8 +109,8 @@ class AdmissionControl:
         return self._too_many(requests) or self._over_quota(requests, now)
 
     def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
-        """Return the rejection if the request has more outputs than can wait or run at once, else
-        None.
+        """Return the rejection if the request has more outputs than may ever wait or be live
+        together, else None.
         """
         num_outputs, breach = len(requests), None
         most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live

@@ -25,8 +25,8 @@ class Batch:
     at launch; otherwise it is the token that the executor sampled for that slot in the previous
     step (pipeline depth 2: its value has not been collected yet).
 
-    `sampled_slots` int32 [m]: the slots that sample a token, in row order: all decode rows, and the
-    prefill rows that compute the last token that their request has so far.
+    `sampled_slots` int32 [m]: the slots that sample a token, in row order: those of all decode
+    rows, and those of the prefill rows that compute the last of their request's current tokens.
 
     The arrays change after `launch` returns: an executor must read or copy what it needs before
     that. A batch without rows only releases slots; its result is empty.
@@ -69,7 +69,7 @@ class TokenLogprobs:
 
     `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] (-1 if there
     are fewer) and `top_logprobs` float32 [t, k], most likely first; k is the largest number that a
-    request of the step requires (may be 0). Rows of requests without logprobs are undefined.
+    request of the step asks for (may be 0). Rows of requests without logprobs are undefined.
     """
 
     chosen: NDArray[np.float32]
@@ -126,8 +126,8 @@ class StepResult:
             is scheduled again. If a count is above one, the keys and values of all but the last
             token are in the slot's blocks. Counts require a pipeline depth of 1.
         logprobs: Aligned with `tokens`; None when none were requested.
-        prompt_logprobs: (slot, first position, logprobs): rows for the prompt tokens at positions
-            first, first + 1, ... that this step's chunk predicted.
+        prompt_logprobs: (slot, first position, logprobs): the logprobs of the prompt tokens at
+            positions first, first + 1, ..., which this step's chunk predicted.
         failures: Slots that failed; they have no tokens.
         ends: Requests that the executor ended by itself, after their tokens.
         num_cached: (slot, number of prompt tokens found in the executor's own cache), if the

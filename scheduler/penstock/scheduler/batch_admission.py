@@ -5,18 +5,18 @@ Checks whether a request fits, and bounds how long a large request may be overta
 elsewhere.
 
 When the first request in order lacks blocks, later ones are tried: up to `max_lookahead` in a step,
-at most four of one tenant. **Bound.** From the moment a request first is at the head and lacks
-blocks, at most `max_num_overtakes` requests overtake it, and none more than `max_overtake_s` later.
-After that, all blocks that become free are kept for it: no other request is admitted while it is at
-the head, so running requests end one by one until it fits (a request that does not fit even alone
-is rejected at submission). The count does not restart when another request moves to the head. A
-preempted request is never overtaken: it was preempted because blocks ran out, and admitting another
-request would make them run out again.
+at most four of one tenant. **Bound.** Once a request is at the head and lacks blocks, at most
+`max_num_overtakes` requests overtake it, and only within the next `max_overtake_s` seconds. After
+that, all blocks that become free are kept for it: no other request is admitted while it is at the
+head, so running requests end one by one until it fits (a request that does not fit even alone is
+rejected at submission). The count does not restart when another request moves to the head. A
+preempted request is not overtaken in this way: it was preempted because blocks ran out, and
+admitting another request would make them run out again.
 
 Requests of tenants under their fair share (fair_share.py) come first, and other requests are
 preempted to free the slots and blocks that they need (victims.py). They may overtake a blocked
-request only within the bound above. The bound also applies when the blocked request was itself
-preempted: a request of such a tenant does not take the blocks that it waits for.
+request, even a preempted one, but only within the bound above. After that, they do not take the
+blocks that it waits for.
 """
 
 from penstock.scheduler.admission_blocks import AdmissionBlocks
@@ -73,8 +73,8 @@ class BatchAdmission:
     def admit(self, budget: TokenBudget, now: float) -> WaitReason | None:
         """Give slots and tokens of `budget` to waiting requests.
 
-        Return why the first request left in the queue order was not admitted, or None if none is
-        left.
+        Return why the first request left in the queue order was not admitted; None if no request
+        is left.
         """
         order = self._order
         blocked: Request | None = None
@@ -199,8 +199,8 @@ class BatchAdmission:
         return WaitReason.FAIRNESS
 
     def _may_overtake_blocked(self, request: Request, now: float) -> bool:
-        """Return whether a request may overtake the blocked head (the request last found to lack
-        blocks) or is that request.
+        """Return whether a request may be admitted before the blocked head, which is the request
+        last found to lack blocks; True for that request itself.
         """
         blocked = self._blocked
         if blocked is None or blocked is request or blocked.ticket < 0:

@@ -1,8 +1,9 @@
 """Computes chained content hashes of full KV cache blocks: a hash identifies a whole prefix.
 
 The fronts (gRPC server processes) hash prompts, and the engine hashes outputs. A digest is 16 bytes
-of BLAKE2b: a collision would give one tenant the keys and values of another, so the hash is
-cryptographic and the chain starts from the tenant's salt.
+of BLAKE2b. A collision would give one tenant the keys and values of another, so the hash is
+cryptographic, and the chain starts from a salt, which contains the tenant unless tenants share
+prefixes.
 """
 
 from hashlib import blake2b
@@ -14,8 +15,9 @@ DIGEST_BYTES = 16
 
 
 def chain_root(salt: bytes) -> bytes:
-    """Return the digest of a salt (of a tenant or a cache), which the first block of a chain is
-    chained to.
+    """Return the digest of a salt, from which a chain of block hashes starts.
+
+    Only requests with the same salt can share blocks.
     """
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
 

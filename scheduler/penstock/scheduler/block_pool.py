@@ -118,8 +118,8 @@ class BlockPool:
         return blocks
 
     def num_unused(self, blocks: Sequence[int]) -> int:
-        """Return how many of `blocks` are unused. Sharing these makes them unavailable for
-        allocation.
+        """Return how many of `blocks` are unused. An unused block that is shared is no longer
+        available for allocation.
         """
         if not blocks:
             return 0
@@ -143,8 +143,8 @@ class BlockPool:
     ) -> None:
         """Release one reference to each block of one block table, int32 [n], no duplicates.
 
-        `retention`: the retention that the request sets for those of its blocks whose digests are
-        registered; it starts at `now` and counts against the budget of `tenant`.
+        `retention`: the retention that the request sets; it applies to the blocks whose digests are
+        registered, starts at `now` and counts against the budget of `tenant`.
         """
         counts = self.ref_counts[blocks] - 1
         self.ref_counts[blocks] = counts
@@ -202,7 +202,7 @@ class BlockPool:
     @property
     def retention_cuts(self) -> RetentionCuts:
         """How many retentions were shortened, and how many blocks lost theirs because of the
-        budget.
+        budget, so far.
         """
         return self._claims.cuts
 
@@ -339,7 +339,7 @@ class BlockPool:
         yield self._stack_fault(positions)
 
     def _stack_fault(self, positions: range) -> str:
-        """Return the fault of these stack positions; empty if each has a different free block."""
+        """Return the fault of these stack positions; empty if they have different free blocks."""
         numbers = np.arange(positions.start, min(positions.stop, self._num_free), dtype=np.int32)
         blocks = self._stack[numbers]
         if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():

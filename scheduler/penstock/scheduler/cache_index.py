@@ -53,8 +53,8 @@ class CacheWatch:
         self._max_num_changes = max_num_changes
 
     def take_blocks(self, max_num: int) -> list[CachedBlock]:
-        """Return up to `max_num` more blocks of the snapshot, parents before children; empty at its
-        end.
+        """Return up to `max_num` more blocks of the snapshot, parents before children; empty once
+        all blocks were returned.
         """
         return list(islice(self._snapshot, max_num))
 

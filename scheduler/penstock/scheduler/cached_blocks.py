@@ -49,11 +49,11 @@ class EvictionOrder(Protocol):
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order: they are used again."""
+        """Remove those of `blocks` that are in this order, because they are used again."""
         ...
 
     def pop(self, count: int) -> list[int]:
-        """Remove and return the `count` blocks to evict next; at least as many must exist."""
+        """Remove and return the `count` blocks to evict next; there must be that many."""
         ...
 
     def note_registered(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
@@ -61,14 +61,14 @@ class EvictionOrder(Protocol):
         ...
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Record one more use of each of `blocks`, whose digests are recorded; called before
+        """Record one more use of each of `blocks`, whose digests must be registered. Called before
         `discard`.
         """
         ...
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the statistics of these blocks, which are not in this order: blocks of another
-        level that were evicted, and used blocks whose content may be invalid.
+        """Discard the statistics of these blocks. They are not in this order: either they were
+        evicted from another level, or they are used and their content may be invalid.
         """
         ...
 
@@ -127,14 +127,14 @@ class RecencyOrder:
         return self.added.pop(block) if tick is None else tick
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order: they are used again."""
+        """Remove those of `blocks` that are in this order, because they are used again."""
         added, moved = self.added, self.moved
         for block in blocks:
             if added.pop(block, None) is None and moved:
                 moved.pop(block, None)
 
     def pop(self, count: int) -> list[int]:
-        """Remove and return the `count` least recently used blocks; at least as many must exist."""
+        """Remove and return the `count` least recently used blocks; there must be that many."""
         if not self.moved:
             return [self.added.popitem(last=False)[0] for _ in range(count)]
         popped: list[int] = []
@@ -235,7 +235,7 @@ class CachedBlocks:
             self._level_of[block] = level
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are cached: they are used again."""
+        """Remove those of `blocks` that are cached, because they are used again."""
         self.order.discard(blocks)
         others = self._level_of
         if others:
@@ -244,7 +244,7 @@ class CachedBlocks:
                     self._take(block, others[block])
 
     def pop(self, count: int) -> list[int]:
-        """Remove and return the `count` blocks to evict next; at least as many must exist."""
+        """Remove and return the `count` blocks to evict next; there must be that many."""
         if not self._level_of:
             return self.order.pop(count)
         popped: list[int] = []

@@ -24,7 +24,7 @@ def pieces(items: Iterable[_T]) -> Iterator[list[_T]]:
 
 
 def is_sorted(numbers: Iterable[float]) -> Iterator[bool]:
-    """Yield for each piece of `numbers` whether it ascends, also from the last number of the
+    """Yield for each piece of `numbers` whether it is in ascending order and continues that of the
     previous piece.
     """
     last: list[float] = []

@@ -10,19 +10,19 @@ how long queues have persisted. Does not read the queue.
   dropped from the queue, or ended while it runs.
 - **Slowdown.** Times are predicted for the present load. Requests admitted later make them longer,
   so they are multiplied by the ratio of actual to predicted time of recent requests.
-- **Under load.** The chance under the current load must be at least 94 % of the chance on an idle
-  machine, on average over the recently admitted prompt tokens. A request with a lower chance is
-  admitted if the average allows it. This limits how many requests run together, so that most
-  complete in time. It also rejects long outputs while the machine is too slow for them, instead of
-  wasting compute.
+- **Under load.** On arrival, the chance under the current load must be at least 94 % of the chance
+  on an idle machine, on average over the recently admitted prompt tokens. A request with a lower
+  chance is admitted if the average allows it. This limits how many requests run together, so that
+  most complete in time. It also rejects long outputs while the machine is too slow for them,
+  instead of wasting compute.
 - **Standing queue.** A standing queue helps no request: arrivals equal departures, and every
   request has lost its queue time. So all requests end close to their deadlines, and many of them
   too late, with all of their compute wasted (the domino effect of deadline order under overload:
   Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer a tenant's queue in a
-  class has persisted, the closer a request's chance must be to the chance after a short wait: a
-  fortieth of its time to the deadline, or its prefill time if that is longer (after Nichols and
-  Jacobson, "Controlling Queue Delay", 2012). A burst on a machine that is not overloaded may wait
-  as long as the average above allows.
+  class has persisted, the closer a request's chance must be to the chance that it would have after
+  a short wait (after Nichols and Jacobson, "Controlling Queue Delay", 2012). This wait is a
+  fortieth of its time to the deadline, or its prefill time if that is longer. A burst on a machine
+  that is not overloaded may wait as long as the average above allows.
 
 A request with a short `max_tokens` keeps a chance of 1 while it waits, and these rules do not
 affect it. If only the limit can end an output, its length is known and no samples are needed.
@@ -51,19 +51,17 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
 _MEMORY_S = 10.0
-"""How long a queue must persist to count as standing, seconds; also the decay time of the token
-times.
-"""
+"""Decay time of the past in `StandingQueues` and `TokenTime`, seconds."""
 _STANDING_WAIT_SHARE = 0.025
 """Maximum wait in a standing queue, as a fraction of the request's time to its deadline."""
 _FULL_CONTENTION = 0.5
 """A queue that is non-empty for this fraction of the time counts as one that is never empty."""
 _ADMISSION_SHARE = 0.8
-"""Factor of the minimum chance at admission, so that a request that has waited is not dropped for a
-small shortfall.
+"""Factor of the chance required of a request that has waited, when it is admitted, so that it is
+not dropped for a small shortfall.
 """
 _MIN_SHARE_UNDER_LOAD = 0.94
-"""Minimum chance under load, as a fraction of the chance on an idle machine."""
+"""Minimum chance under load, as a fraction of the chance on an idle machine, on average."""
 _CREDIT_MEMORY_S = 60.0
 _SLOWDOWN_MEMORY_S = 30.0
 _MAX_SLOWDOWN = 2.0
@@ -167,10 +165,11 @@ class StandingQueues:
 
 
 class PrefillCredit:
-    """Tracks how much lower the chances of recently admitted prompts are than on an idle machine.
+    """Tracks how much other load lowers the chances of the recently admitted requests.
 
-    A single request may have a lower chance as long as, on average, at most `1 -
-    _MIN_SHARE_UNDER_LOAD` of the prompt tokens are likely to be wasted because of other load.
+    The chance of a request is the probability that it completes before its deadline. It is compared
+    with the chance that the request would have on an idle machine. One request may fall below
+    `_MIN_SHARE_UNDER_LOAD` of that as long as the average over the prompt tokens does not.
     """
 
     __slots__ = ("_at_s", "_kept", "_tokens")
@@ -181,16 +180,16 @@ class PrefillCredit:
         self._tokens = 0.0
 
     def min_share(self, num_tokens: int, now: float) -> float:
-        """Return the minimum chance for a prompt of this length, as a fraction of its chance on an
-        idle machine.
+        """Return the minimum chance of a new request whose prompt has `num_tokens` tokens, as a
+        fraction of its chance on an idle machine: 0 to `_MIN_SHARE_UNDER_LOAD`.
         """
         self._decay(now)
         credit = self._kept - _MIN_SHARE_UNDER_LOAD * self._tokens
         return min(max(_MIN_SHARE_UNDER_LOAD - credit / num_tokens, 0.0), _MIN_SHARE_UNDER_LOAD)
 
     def note(self, num_tokens: int, share: float, now: float) -> None:
-        """Record an admitted prompt; `share`: its chance divided by its chance on an idle
-        machine.
+        """Record a request that joins the queue, with `num_tokens` prompt tokens; `share`: its
+        chance divided by its chance on an idle machine.
         """
         self._decay(now)
         self._kept += num_tokens * min(share, 1.0)
@@ -207,8 +206,9 @@ class Slowdown:
     """The ratio of the actual to the predicted time that requests take after their admission.
 
     Requests are weighted by their computed prompt tokens, which are wasted if the output is late.
-    All sums decay. Once the mean age of the samples exceeds `_SLOWDOWN_MEMORY_S`, the excess of the
-    ratio over 1 also fades linearly, to 0 at twice that age.
+    The weight of a request decays exponentially with its age. Once the mean age exceeds
+    `_SLOWDOWN_MEMORY_S`, the excess of the ratio over 1 also fades linearly, to 0 at twice that
+    age.
     """
 
     __slots__ = ("_age", "_at_s", "_predicted", "_taken")
@@ -271,9 +271,10 @@ class Completion:
     Attributes:
         chance: The probability that the deadline is met.
         required: The minimum chance at which the request is admitted.
-        needed_s: The time to the deadline, from now, at which the chance would equal this minimum.
-        slowdown_s: Seconds until the slowdown has faded enough to reach the minimum, 0 if the
-            slowdown is not the reason.
+        needed_s: How many seconds from now the deadline would have to be for `chance` to equal
+            `required`.
+        slowdown_s: Seconds until the slowdown has faded so far that `chance` reaches `required`; 0
+            if the slowdown is not the reason.
     """
 
     chance: float
@@ -283,10 +284,10 @@ class Completion:
 
 
 class CompletionPredictor:
-    """Predicts the probability that an output is complete before its deadline. `lengths`: the
-    learned output lengths.
+    """Predicts the probability that an output is complete before its deadline.
 
-    `min_chance`: the minimum chance of a request; 0 disables predictions by probability.
+    `lengths`: the learned output lengths. `min_chance`: the minimum chance of a request; 0 disables
+    predictions by probability.
     """
 
     def __init__(
@@ -311,8 +312,8 @@ class CompletionPredictor:
         return True
 
     def note_arrival(self, request: Request, now: float, *, finds_queue: bool) -> None:
-        """Record the arrival of a request with a deadline, and set its `is_new` unless its output
-        length is known; `finds_queue`: see `StandingQueues.note_arrival`.
+        """Record the arrival of a request with a deadline. Unless its output length is known, also
+        set its `is_new`. `finds_queue`: see `StandingQueues.note_arrival`.
         """
         self.standing.note_arrival(tenant_class_of(request), now, finds_queue=finds_queue)
         spec = request.spec
@@ -321,10 +322,10 @@ class CompletionPredictor:
             request.is_new = self.exploration.explores_new_tenant(spec.tenant, num_seen, now)
 
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
-        """Record that a running request ended after `num_tokens` output tokens; `is_cut`: no stop
-        token ended the output.
+        """Record that a running request ended after `num_tokens` output tokens, for the slowdown
+        and the output lengths. `is_cut`: no stop token ended the output.
 
-        An output that no stop token could have ended is not a sample.
+        An output that no stop token could have ended is not a sample of the lengths.
         """
         spec, predicted = request.spec, request.predicted_time
         if predicted is not None and not request.num_preemptions:
@@ -375,7 +376,7 @@ class CompletionPredictor:
         """Return the smallest number of further tokens within which the request ends with a
         probability of at least `min_chance`.
 
-        Without a distribution of its length, the minimum that its bounds allow.
+        If there is no distribution of its length, return the minimum that its bounds allow.
         """
         bounds = bounds_of(request)
         distribution = self.distribution(request)
@@ -384,9 +385,11 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Return the running requests whose chance, given their output so far, is below the
-        minimum, each with that chance. `token_s`: the predicted seconds per token. Requests without
-        a token yet, and those exempt from rejection (`is_trial`), are skipped.
+        """Return the running requests whose chance, given their output so far, is below
+        `min_chance`, each with that chance.
+
+        `token_s`: the predicted seconds per token. Requests that have no token yet, and those
+        exempt from rejection (`is_trial`), are skipped.
         """
         arrays, columns = self._arrays, slice(0, self._running.high_water)
         left_s = arrays.deadline[columns] - now
@@ -435,8 +438,10 @@ class CompletionPredictor:
         now: float,
     ) -> Completion | None:
         """Return the prediction for a waiting or new request; None without a distribution of its
-        length. The predicted times of a waiting request are stored in its `predicted_time`. The
-        chance of a new request that may be admitted is recorded in `credit`.
+        length.
+
+        For a waiting request, also store the predicted times in its `predicted_time`. For a new
+        request whose chance suffices, also record the chance in `credit`.
 
         `queue_s`: seconds until its admission. `prefill_s`: seconds from its admission to its next
         token. `token_s`: see `TokenTime.under_load`.

@@ -64,8 +64,8 @@ class SchedulerConfig:
         min_deadline_chance: Requests with a lower probability of meeting their deadline are
             rejected, dropped or ended; see completion.py.
         target_itl_s: The target inter-token latency, seconds; see latency_target.py.
-        prompt_token_weight, output_token_weight: The service that a prompt token and an output
-            token are charged as. Output costs more, since each output token needs a step while the
+        prompt_token_weight, output_token_weight: How much service one prompt token and one output
+            token count as. Output counts more, since each output token needs a step while the
             tokens of a prompt share one; 2 is the value of Sheng et al., OSDI 2024.
         aging_stride: While the first request by age (see fair_order.py) has waited for `aging_s` or
             longer, age decides one in `aging_stride` admissions; 1: every admission.

@@ -1,15 +1,16 @@
 """Computes the load that a request competes with: running requests, and waiting requests ahead of
 it.
 
-The load is two sets of sums, over the running requests and over the waiting requests ahead, which
+The load is two sets of sums, over the running requests and over the waiting requests ahead. Both
 are the input of forecast.py.
 
-Special case: a tenant that stays under its fair share (fair_share.py) even if this request and its
-waiting requests ahead were running. Other tenants of the same priority class do not go before it:
-only requests of higher classes and earlier requests of the same tenant count as waiting ahead, and
-of the running prefills only those of tenants under their share delay it. If running requests can be
-preempted for it (victims.py), it waits neither for a slot nor for blocks. Without this special case
-the request would be rejected because of a queue that it overtakes.
+There is a special case for a tenant that would be under its fair share (fair_share.py) even if this
+request and the tenant's waiting requests ahead of it were running. Other tenants of the same
+priority class do not go before it: only requests of higher classes and earlier requests of the same
+tenant count as waiting ahead, and of the running prefills only those of tenants under their share
+delay it. If running requests can be preempted for it (victims.py), it waits neither for a slot nor
+for blocks. Without this special case the request would be rejected because of a queue that it
+overtakes.
 """
 
 import math
@@ -111,10 +112,10 @@ class Contention:
 
         `shares`: the tenants' shares if the request's tenant is under its share, else None. A
         prompt in progress shares the budget with the request while both are in prefill, so it
-        counts with at most as many tokens as the request has to compute. Prompts whose first token
-        is due at the same time or earlier may need all of the budget (forecast.py), and are counted
-        in full. If the tenant is under its share, the load is that after preemptions
-        (`_after_preemption`).
+        counts with at most as many tokens as the request has to compute. A prompt whose first token
+        is due at the same time or earlier may get all of the budget (`DeadlinePredictor.urgent`),
+        so it is counted in full. If the tenant is under its share, the load is that after
+        preemptions (`_after_preemption`).
         """
         in_prefill = self._running.prefilling()
         if shares is not None:

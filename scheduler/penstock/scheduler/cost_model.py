@@ -1,4 +1,5 @@
-"""Defines the cost model of a step, a linear function of its content, and the prediction error.
+"""Defines the cost model of a step, which is linear in the step's numbers of tokens and rows, and
+the error of its predictions.
 
 Contains the formula, the measurement of a step (input of the fit), and the lower bound of a
 predicted time given recent errors.
@@ -154,7 +155,8 @@ class StepError:
         """Return the fraction of the predicted time of `num_steps` steps that remains after
         subtracting the error.
 
-        The errors of many steps average out, but the bias is estimated from only `WINDOW` steps.
+        The error is `p90` / sqrt(min(`num_steps`, `WINDOW`)): the errors of many steps average out,
+        but the bias is estimated from only `WINDOW` steps.
         """
         if math.isinf(self.p90):
             return 0.0
@@ -164,7 +166,7 @@ class StepError:
 
 EXACT = StepError()
 UNKNOWN_ERROR = StepError(p90=math.inf)
-"""Error of steps without predictions: no request is rejected because of their duration."""
+"""The error while steps cannot be predicted: no request is rejected because of their duration."""
 
 
 class RecentErrors:

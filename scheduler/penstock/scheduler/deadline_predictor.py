@@ -53,7 +53,7 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
 _SPARE_STEPS = 2
-"""A prompt is urgent if it would be late when this many full steps first computed other prompts."""
+"""A prompt is urgent if it would be late after this many more full steps for other prompts."""
 _FAR = 20.0
 """A deadline is far if it leaves time for this many times the steps that the request needs."""
 
@@ -191,8 +191,9 @@ class DeadlinePredictor:
         """Return the predicted time, on the engine clock, after which a waiting request misses its
         deadlines.
 
-        NO_TIME without deadlines. The earliest deadline itself if predictions are disabled, if the
-        request is a trial, or if another request may compute part of its prefix.
+        NO_TIME without deadlines. The earliest deadline itself if predictions are disabled or not
+        possible yet, if the request is exempt from them (`is_trial`), or if another request may
+        compute part of its prefix.
         """
         matched = self._cache.match(request)
         if self._prefixes.may_be_computed(request, len(matched)):
@@ -212,8 +213,10 @@ class DeadlinePredictor:
         return replace(rejection, reason=deadlines.exceeded_reason(now)) if is_over else rejection
 
     def limit_rejection(self, request: Request, reason: FailureReason, now: float) -> Rejection:
-        """Return the rejection for `reason` of a request that a limit of the queue or of its tenant
-        excludes, with a retry time if the cost of steps is known.
+        """Return the rejection of a request that exceeds a limit of the queue or of its tenant.
+
+        `reason`: the limit. If the cost of steps is known, the rejection contains a retry time and
+        the predicted time to the first token from now, had the request joined the queue.
         """
         if not self._sizing.has_cost:
             return Rejection(reason=reason)
@@ -257,8 +260,8 @@ class DeadlinePredictor:
         return self._rejection(request, demand, load, likely, optimistic, now)
 
     def running_late(self, now: float) -> list[tuple[Request, Rejection]]:
-        """Return the running requests whose chance to end before their deadlines is below the
-        minimum, each with its rejection.
+        """Return the running requests that will probably miss their deadlines (see
+        `CompletionPredictor.running_late`), each with its rejection.
 
         The check runs at intervals; in between the list is empty.
         """
@@ -318,7 +321,7 @@ class DeadlinePredictor:
 
     def _is_trial(self, request: Request, now: float) -> bool:
         """Return whether this request is exempt from rejection, for example to measure the
-        machine's current speed; recorded in its `is_trial`.
+        machine's current speed; set its `is_trial` to the result.
 
         Otherwise outdated measurements could cause every request to be rejected, and no step would
         correct them.
@@ -329,8 +332,8 @@ class DeadlinePredictor:
         return request.is_trial
 
     def _is_exploring(self, request: Request, rejection: Rejection) -> bool:
-        """Return whether this request is admitted to measure the current output lengths; recorded
-        in its `is_trial`.
+        """Return whether this request is admitted to measure the current output lengths; set its
+        `is_trial` to the result.
         """
         chance, completion = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < completion.min_chance
@@ -359,7 +362,7 @@ class DeadlinePredictor:
         optimistic: Forecast,
         now: float,
     ) -> Rejection | None:
-        """Return the rejection of a request, None to admit it. `optimistic`: the lower bound of its
+        """Return the rejection of a request, None to admit it. `optimistic`: lower bounds of its
         times.
         """
         if not deadlines_of(request).are_met(optimistic, now):

@@ -1,4 +1,4 @@
-"""The engine, whose steps schedule a batch, launch it, collect a result and update the requests.
+"""The engine. Each step schedules a batch, launches it, collects a result and updates the requests.
 
 Owns the components of the core, defines the sequence of a step, and calls one executor. It is
 called from one thread. The clock is injected and must be the one that fronts (gRPC server
@@ -164,8 +164,8 @@ class Engine:
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
-        """How often the retention limits applied: the number of requests whose retention was
-        shortened, and the number of blocks that lost or did not get a retention.
+        """How often the retention limits applied: the number of retentions that were shortened, and
+        the number of blocks that lost or did not get a retention.
         """
         retention = self._retention
         cuts = self.cache.pool.retention_cuts if retention is None else retention.cuts
@@ -175,8 +175,8 @@ class Engine:
     def ready_fd(self) -> int | None:
         """A descriptor that is readable when a self-paced executor has results; None for others.
 
-        With None a step is due while there is work. With a descriptor a step is due when it is
-        readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
+        If this is None, call `step` while there is work. Otherwise call `step` when the descriptor
+        is readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
         """
         return self.executor.ready_fd
 
@@ -278,7 +278,7 @@ class Engine:
 
     def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
         """Record the duration of a step, and learn the cost model from it. `seconds`: from the
-        start of the step, or the end of the previous one if later, to its result.
+        start of the step, or the end of the previous one if that is later, to its result.
         """
         has_prefill = batch.num_rows > batch.num_decodes
         self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)
@@ -321,8 +321,8 @@ class Engine:
             self.note_duration(batch, now - begun_s, now)
 
     def next_wakeup_s(self) -> float:
-        """Return the next time, engine clock, at which a request may expire or be dropped for its
-        deadlines; NO_TIME without one.
+        """Return the next time, on the engine clock, at which a request may expire or be dropped
+        for its deadlines; NO_TIME if there is none.
         """
         return self.transitions.next_expiry_s()
 
@@ -366,11 +366,11 @@ class Engine:
         self._integrity.check_all()
 
     def check_next_piece(self) -> bool:
-        """Run the next part of `check_integrity`, under a millisecond; return True once everything
-        is checked. Raises IntegrityError if an invariant does not hold.
+        """Run the next part of `check_integrity`; return True once everything is checked.
 
-        After a busy period the check starts again, except that the check of blocks continues at the
-        block where it stopped.
+        On an idle engine a part takes under a millisecond. Raises IntegrityError if an invariant
+        does not hold. After a busy period the check starts again, except that the check of blocks
+        continues at the block where it stopped.
         """
         return self._integrity.advance()
 

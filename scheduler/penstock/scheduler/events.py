@@ -26,7 +26,7 @@ class WaitReason(enum.IntEnum):
     """Why a step did not admit the first request of the queue."""
 
     BLOCKS = 1
-    """KV cache blocks: too few are free, or a running request was preempted for lack of them."""
+    """Too few KV cache blocks are free, or the step preempted a running request."""
     SLOTS = 2
     """No slot is free, or the inter-token latency target allows no more running requests."""
     TOKEN_BUDGET = 3
@@ -42,8 +42,9 @@ class Wait(NamedTuple):
     each `WaitReason` blocked the head of the queue while this request waited.
 
     Attributes:
-        fairness_s: The same for FAIRNESS, plus the time in which later requests of another tenant
-            were preferred (see wait_clock.py); that time is not counted under the other reasons.
+        fairness_s: How long FAIRNESS blocked the head of the queue, plus the time in which later
+            requests of another tenant were preferred (see wait_clock.py); that time is not counted
+            under the other reasons.
         other_s: The time in which no resource was short, no step was planned yet, or further
             outputs of a request waited for the shared prompt.
         num_passed_by: Number of later requests that were admitted while this request waited.
@@ -151,11 +152,13 @@ class Failed:
     Attributes:
         request_id, trace_id, detail: The request's ids and the executor's error, for the server log
             only; empty unless the executor failed the request.
-        estimate_s: For a request rejected or dropped from the queue: seconds from its arrival to
-            its predicted end (or first token); None without a deadline or an estimate.
-        deadline_s: Likewise, seconds from its arrival to the deadline that it would miss.
-        retry_after_s: Likewise, seconds from `at_s` until a retry may succeed, infinite if even an
-            idle machine would be too slow.
+        estimate_s: If the request would miss a deadline, seconds from its arrival to its predicted
+            end (or first token). If it exceeds a limit of the queue or of its tenant, seconds from
+            `at_s` to its predicted first token. None without an estimate.
+        deadline_s: Seconds from its arrival to the deadline that it would miss; None if no missed
+            deadline was predicted.
+        retry_after_s: Seconds from `at_s` until a retry may succeed; infinite if it cannot succeed,
+            for example because even an idle machine would be too slow; None if unknown.
         chance: The probability that the complete output would have met its deadline, if that was
             too small; such a request may also have run.
         breach: The tenant's limit that was exceeded, for TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS;

@@ -48,7 +48,8 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.tenant_counters import TenantCounters
 
 MAX_SKIPPED_PER_TENANT = 4
-"""Requests of one tenant that are skipped (`skip`) before those of the next tenant are tried.
+"""Maximum number of requests of one tenant that are skipped (`skip`) before those of the next
+tenant are tried.
 """
 
 # Keys: is new, due time, sequence, ticket; and arrival, sequence, ticket. Tickets are unique, so
@@ -205,9 +206,10 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """Return up to `max_num` next requests of a class. `service`: by tenant index, the counter
-        of each tenant with a request in the list so far, including these requests' prompts; updated
-        in place.
+        """Return up to `max_num` next requests of a class.
+
+        `service`: by tenant index, the service counter of each tenant that has requests in the list
+        so far, with the prompts of these requests added; updated in place.
         """
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []
@@ -374,8 +376,8 @@ class FairOrder:
         return None
 
     def _hold_back(self, queue: _TenantQueue) -> bool:
-        """If the tenant of a queue is at its running limit, exclude the queue until it is below;
-        return whether it was excluded.
+        """If the tenant of a queue is at its running limit, exclude the queue until the tenant is
+        below the limit; return whether the queue was excluded.
         """
         if not self._tenants.is_at_limit(queue.tenant):
             return False

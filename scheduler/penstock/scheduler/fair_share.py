@@ -76,8 +76,8 @@ class FairShare:
         return is_under
 
     def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
-        """Return whether `tenant` holds so much that `to`, with these slots and blocks added, is
-        under its share relative to it.
+        """Return whether `tenant` holds so much that tenant `to`, with these slots and blocks added
+        to what `to` holds, is under its share relative to `tenant`.
 
         False if both are the same, or if `tenant` has fewer than two running requests.
         """

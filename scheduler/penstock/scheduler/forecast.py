@@ -17,9 +17,9 @@ There are two forecasts:
 
 - `forecast`: running requests keep their token rate and end at the rate that follows from the mean
   output length. Used for rejections, for RetryInfo and for estimates reported to clients.
-- `forecast_alone`: no request is ahead and none runs. This lower bound stays valid when other
-  requests end, are cancelled or are overtaken, as long as the cost model is valid.
-  `latest_admission_s` uses the same times.
+- `forecast_alone`: no request is ahead, none runs, and the output is short
+  (`Demand.min_output_tokens`). These times stay lower bounds when other requests end, are cancelled
+  or are overtaken, as long as the cost model is valid. `latest_admission_s` uses the same times.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from penstock.scheduler.request import NO_TIME, FailureReason, Request
 class MachineModel:
     """The machine's limits and costs.
 
-    `cost`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a
+    `cost`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the prefill budget of a
     step. `prefill_error`, `decode_error`: the error of the cost model for steps with prefill and
     without. Raises ValueError naming the invalid field.
     """
@@ -97,12 +97,14 @@ class Demand:
     Raises ValueError naming the invalid field.
 
     Attributes:
-        num_prefill_tokens: Tokens to compute before the request's next token, at least 1; an
-            overestimate if another request computes part of the prefix meanwhile.
+        num_prefill_tokens: Tokens to compute before the request's next token, at least 1; too many
+            if another request computes part of the prefix meanwhile.
         num_cached_tokens: Prompt tokens found in the cache.
         num_blocks: Blocks that its admission takes.
-        min_output_tokens: The lower bound of the number of tokens still to generate that decisions
-            on deadlines use (`CompletionPredictor.min_further_tokens`).
+        min_output_tokens: The number of tokens still to generate if the output is short. With a
+            deadline for the complete output, this is a low quantile: the number within which the
+            request ends with the minimum probability required
+            (`CompletionPredictor.min_further_tokens`). Otherwise it is the minimum of the request.
         expected_output_tokens: The expected number of tokens still to generate (see
             `output_lengths.py`).
     """
@@ -154,14 +156,16 @@ def forecast(
 ) -> Forecast:
     """Return the expected times of a request that joins the queue now.
 
-    With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step with the
-    running decodes:
+    With P = `demand.num_prefill_tokens`, B the prefill budget, t the cost of a step with the
+    running decodes, and S the sum of the context lengths at the ends of the request's prefill
+    chunks:
 
-        prefill = ceil(P / B) t + P prefill_token_s + (sum of the chunks' ends) context_token_s
+        prefill = ceil(P / B) t + P prefill_token_s + S context_token_s
 
-        decode = (expected output - 1) (t with one more decode)
+        decode = (expected output - 1) x (t with one more decode)
 
-    Both are multiplied by the mean ratio of measured to predicted step time (`StepError.mean`).
+    Both are multiplied by the mean ratio of measured to predicted step time (`StepError.mean`). The
+    queue time is that of `_expected_queue`.
     """
     queue = _expected_queue(machine, demand, load, ahead)
     num_chunks, _ = _chunks(demand, _budget_tokens(machine, load))
@@ -175,7 +179,7 @@ def forecast(
 
 
 def forecast_alone(machine: MachineModel, demand: Demand) -> Forecast:
-    """Return the forecast for an otherwise idle machine and the minimum output length.
+    """Return the forecast for an otherwise idle machine and an output of `min_output_tokens`.
 
     Times are reduced by the cost model's error.
     """
@@ -203,7 +207,8 @@ def _expected_queue(
     Let T be the prefill tokens running and ahead, D the number of decodes, C the context tokens of
     the running requests, and W the tokens that the decodes are still expected to generate. A
     request departs every W / D**2 steps, if outputs are memoryless (each of the D decodes ends
-    within a step with probability D / W). k departures are needed until slots and blocks suffice:
+    within a step with probability D / W). k departures are needed until slots and blocks suffice,
+    and the request waits for n steps:
 
         k = max(ahead + 1 - free slots, (blocks ahead + own - free blocks) running / used blocks)
 
@@ -254,7 +259,7 @@ def latest_admission_s(
     deadline_s: float = NO_TIME,
 ) -> float:
     """Return the latest time, on the engine clock, at which a waiting request can be admitted and
-    be in time.
+    still meet its deadlines.
 
     min(TTFT deadline, deadline - decode alone) - prefill alone, with the times of `forecast_alone`.
     The cost model may change until then, so check again at that time. NO_TIME if there is no
@@ -439,6 +444,6 @@ def _lower_bound(error: StepError, num_steps: float) -> float:
     """Return the lower bound of the ratio of actual to predicted time for `num_steps` steps of a
     request.
 
-    It is capped so that it does not overestimate: past errors may be due to other requests.
+    The mean ratio counts as at most 1, because other requests may have made past steps slow.
     """
     return min(error.mean, 1.0) * error.remaining_share(num_steps)

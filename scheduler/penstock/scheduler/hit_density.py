@@ -4,14 +4,15 @@ The value of a block depends on its class and age and is learned from earlier bl
 `HitDensityOrder` evicts blocks with the lowest value first. The class of a block is its number of
 uses (use_history.py).
 
-**Value.** The highest rate of hits per tick (one block that becomes cached, see cached_blocks.py)
-that a kept block can have: the maximum, over all ages e up to which it may be kept, of the expected
-hits until e divided by the expected number of ticks in the cache until then. This is the Gittins
-index of a job that may be abandoned (Gittins, 1979); hit density as the eviction measure is from
-LHD (Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the cache, while
-this maximizes over the stopping age. The value of a class is at least that of a lower class at the
-same age: blocks used more often are the head of those used less often, which cannot be found
-without their head. Counts are integers, so the same history gives the same values on every machine.
+**Value.** The highest rate of hits per tick that a kept block can have (a tick passes when a block
+becomes cached, see cached_blocks.py): the maximum, over all ages e up to which it may be kept, of
+the expected hits until e divided by the expected number of ticks in the cache until then. This is
+the Gittins index of a job that may be abandoned (Gittins, 1979); hit density as the eviction
+measure is from LHD (Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the
+cache, while this maximizes over the stopping age. The value of a class is at least that of a lower
+class at the same age: blocks used more often are the head of those used less often, which cannot be
+found without their head. Counts are integers, so the same history gives the same values on every
+machine.
 
 **Order.** The blocks of one class that one request releases form a segment: they have the same age
 and are evicted from the tail, because the rest of a prefix cannot be found without its head. An
@@ -48,8 +49,8 @@ def bin_of(age: int) -> int:
 
 
 def _widths() -> NDArray[np.int64]:
-    """Return the number of ticks that each bin spans; the last, open bin counts as half an octave
-    too.
+    """Return the number of ticks that each bin spans. The last bin has no upper end, and counts as
+    half an octave.
     """
     edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
     return np.diff(np.array(edges[: NUM_BINS + 1], dtype=np.int64) // 2)
@@ -72,8 +73,8 @@ class HitDensity:
         self._num_unused[kind] += count
 
     def note_hit(self, kind: int, age: int, count: int = 1) -> None:
-        """Record that `count` blocks of class `kind` were used again at `age`, or would have been
-        had they been kept.
+        """Record that `count` blocks of class `kind` were used again at `age`, in ticks, or would
+        have been if they had been kept.
         """
         self._hits[kind][bin_of(age)] += count
 
@@ -195,7 +196,7 @@ class HitDensityOrder:
         return segment.tick
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order: they are used again."""
+        """Remove those of `blocks` that are in this order, because they are used again."""
         segment_of, now = self._segment_of, self.num_ticks
         for block in blocks:
             segment = segment_of[block]
@@ -206,7 +207,7 @@ class HitDensityOrder:
             self._moved.discard(blocks)
 
     def pop(self, count: int) -> list[int]:
-        """Remove and return the `count` blocks to evict next; at least as many must exist."""
+        """Remove and return the `count` blocks to evict next; there must be that many."""
         popped: list[int] = []
         while len(popped) < count:
             popped += self._pop_some(count - len(popped))
@@ -218,14 +219,14 @@ class HitDensityOrder:
             self._density.note_hit(known.num_uses, self.num_ticks - known.tick, known.num_blocks)
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Record one more use of each of `blocks`, whose digests are recorded; called before
+        """Record one more use of each of `blocks`, whose digests must be registered. Called before
         `discard`.
         """
         self._history.note_use(blocks)
 
     def note_unregistered(self, blocks: Sequence[int]) -> None:
-        """Discard the use counts of these blocks, which are not in this order: blocks of another
-        level that were evicted, and used blocks whose content may be invalid.
+        """Discard the use counts of these blocks. They are not in this order: either they were
+        evicted from another level, or they are used and their content may be invalid.
         """
         self._history.discard(blocks)
 

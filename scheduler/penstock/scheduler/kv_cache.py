@@ -147,7 +147,9 @@ class KVCache:
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:
-        """Remove the digests of the blocks that only this slot uses: their content is invalid."""
+        """Remove the digests of the blocks that only this slot uses, so that no other request
+        reuses them: their content may be invalid.
+        """
         table = self._table(slot)
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 

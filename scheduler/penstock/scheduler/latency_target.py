@@ -47,10 +47,10 @@ class StepBudget:
     """The prefill budget of one step. `predicted_step_s`: duration of the whole step if the budget
     is used up.
 
-    `is_over_target`: the step has decodes and `predicted_step_s` exceeds the target: the decodes
-    leave less time than the minimum prefill takes, or the cost model is not trusted. In the first
-    case the excess is at most the cost of `min_prefill_tokens`, plus any excess of the decodes
-    alone.
+    `is_over_target`: whether the step has decodes and `predicted_step_s` exceeds the target. Then
+    either the decodes leave less time than the minimum prefill takes, or the cost model is not
+    trusted. In the first case the excess is at most the cost of `min_prefill_tokens`, plus any
+    excess of the decodes alone.
     """
 
     num_prefill_tokens: int
@@ -122,8 +122,8 @@ class PrefillLimit:
 
     @property
     def held_tokens(self) -> int:
-        """The prefill budget of the last step that had decodes, in tokens; the maximum before the
-        first one.
+        """The prefill budget of the last step that had decodes, in tokens; `max_prefill_tokens` if
+        there was no such step yet.
         """
         return self._held
 
@@ -160,7 +160,7 @@ class PrefillLimit:
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
         """Return the budget that the cost model allows; infinite if it sets no limit. While the
-        cost model is not trusted: the current budget for 64 steps, then infinite.
+        cost model is not trusted, return the current budget for 64 steps, and then infinity.
         """
         if not is_trusted:
             self._num_distrusted += 1
@@ -231,8 +231,8 @@ class Probes:
                 self._wait = 0
 
     def may_rise(self, level: int) -> bool:
-        """Return whether a rise to `level` is allowed: if it is below the level that last failed,
-        if the wait is over, or if the load is lighter than at the last rise.
+        """Return whether a rise to `level` is allowed. It is if `level` is below the level that
+        last failed, if the wait is over, or if the load is lighter than at the last rise.
         """
         return (
             level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()
@@ -279,10 +279,11 @@ class BatchLimit:
         ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
 
     Every `period_steps` the limit moves towards the ideal by at most a sixteenth of itself (at
-    least 1), unless it is at most a sixteenth of itself away from the ideal, or at most 1 below it
-    (an ideal at a bound is always reached). It limits admission: running requests stay, so after a
-    fall the batch shrinks as they end. It starts at `max_num_seqs`, and moves back there in the
-    same way while the cost model is not trusted. Raises ValueError naming the invalid parameter.
+    least 1). It stays if it differs from the ideal by at most a sixteenth of itself, or is at most
+    1 below the ideal (but an ideal at a bound is always reached). It limits admission: running
+    requests stay, so after a fall the batch shrinks as they end. It starts at `max_num_seqs`, and
+    moves back there in the same way while the cost model is not trusted. Raises ValueError naming
+    the invalid parameter.
     """
 
     __slots__ = (

@@ -62,7 +62,8 @@ class SamplingRows:
         """Return two masks, bool [m]: which rows end with these `tokens`, and which of them by a
         stop id.
 
-        `tokens` int32 [m]: the sampled tokens. `num_tokens` int32 [m]: lengths including them.
+        `tokens` int32 [m]: the sampled tokens. `num_tokens` int32 [m]: the lengths of prompt and
+        output, with these tokens.
         """
         is_stop: NDArray[np.bool_] = np.zeros(len(tokens), dtype=np.bool_)
         for column in self.stop_ids:

@@ -64,7 +64,7 @@ class LivePrefixes:
 
     def _has_block(self, starting: dict[int, Request], request: Request, index: int) -> bool:
         """Return whether another of the `starting` requests has the same digest at `index` of its
-        prompt; assumed if there are more than MAX_EXAMINED.
+        prompt. If none of the last MAX_EXAMINED has, but there are more, return True.
         """
         key, digest = request.spec.key, request.spec.block_hashes[index]
         for other in islice(reversed(starting.values()), MAX_EXAMINED):

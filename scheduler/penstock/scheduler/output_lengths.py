@@ -86,8 +86,8 @@ class LengthDistribution:
         return -math.expm1(min(self._log_survival_of(num_tokens + 1) - reached, 0.0))
 
     def tokens_with(self, chance: float, bounds: OutputBounds) -> int:
-        """Return the smallest total number of tokens, within the bounds, with which the output ends
-        with a probability of at least `chance`.
+        """Return the smallest number n, within the bounds, such that the output has at most n
+        tokens in total with a probability of at least `chance`.
         """
         if chance <= 0.0:
             return bounds.least
@@ -302,8 +302,8 @@ class OutputLengths:
 
 
 def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
-    """Return the groups of an output with this tenant and limit, most general first; limits of one
-    octave are one group.
+    """Return the groups that an output with this tenant and limit belongs to, the most general
+    first. Limits in the same octave (2**k to 2**(k + 1) - 1 tokens) belong to the same group.
     """
     octave = max_tokens.bit_length()
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))
@@ -339,9 +339,11 @@ class _ExplorationAllowance:
 
 
 class Exploration:
-    """Limits, per tenant and in total, how many requests are admitted only to learn output lengths.
+    """Selects requests that are admitted in order to learn output lengths.
 
-    Tracks a bounded number of tenants, the most recently active.
+    These are a limited number of requests of new tenants, per tenant and in total, and a fixed
+    share of the requests of each tenant that the learned lengths would reject. Only the most
+    recently active tenants are tracked.
     """
 
     __slots__ = ("_accounts", "_of_all")

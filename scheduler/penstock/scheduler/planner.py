@@ -4,10 +4,12 @@ The order is: running decodes, prompts of tenants under their share (fair_share.
 in progress, other admissions. A step that preempted a request admits only requests of tenants under
 their share. Every request has a number of computed tokens, which must reach its number of tokens so
 far (as in vLLM), so chunked prefill, prefix hits and recomputation after a preemption are handled
-in the same way. A self-paced executor (see `ExecutorInfo`) gets whole prompts. A prompt without a
-response is planned again in every step, so that it uses budget while the wrapped engine computes
-it. The budget is then that of two steps: the response to a step arrives after the next step has
-begun, which would otherwise have no new prompt. Results are applied elsewhere (results.py).
+in the same way. Results are applied elsewhere (results.py).
+
+A self-paced executor (see `ExecutorInfo`) gets whole prompts. A prompt without a response is
+planned again in every step, so that it uses budget while the wrapped engine computes it. The
+response to a step arrives only after the next step has begun. That step would then have no budget
+for new prompts, so each step gets the budget of two.
 """
 
 import math
@@ -36,7 +38,7 @@ from penstock.scheduler.victims import VictimSelection
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 MAX_PAUSED_STEPS = 3
-"""Maximum steps in a row from which the decodes of tenants over their share are left out."""
+"""Maximum number of consecutive steps that leave out the decodes of tenants over their share."""
 
 
 class Planner:
@@ -92,10 +94,10 @@ class Planner:
         self._step = 0
 
     def plan(self, now: float) -> LaunchedStep | None:
-        """Return the next step, and advance the slot arrays as if it were done.
+        """Return the next step, and advance the slot arrays as if it had been computed.
 
-        If no request can run, return a step without rows if slots were released, because the
-        executor must be notified of releases in any case; else None.
+        If no request can run, return None, or a step without rows if slots were released: the
+        executor must be notified of releases in any case.
         """
         self._has_preempted = False
         self._preempted.clear()
@@ -316,9 +318,7 @@ class Planner:
         self._transitions.preempt(victim, now)
 
     def _commit(self, roster: DecodeRoster, chunks: list[PrefillChunk]) -> LaunchedStep:
-        """Advance the progress of all rows as if the step were done, and return the launched
-        step.
-        """
+        """Advance the progress of all rows as if the step had been computed; return the step."""
         arrays, running = self._arrays, self._running
         starts, num_decodes = roster.starts, len(roster.rows)
         running.note_step(chunks, num_decodes)

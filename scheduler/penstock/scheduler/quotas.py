@@ -99,9 +99,9 @@ class QuotaKind(enum.IntEnum):
 class QuotaBreach:
     """The limit that a rejected request exceeds.
 
-    `retry_after_s`: seconds after which the request fits if the tenant sends no other request;
-    infinite if it never fits; predicted for NUM_WAITING; None if unknown, because the tenant's
-    other requests must end first.
+    `retry_after_s`: seconds after which the request fits if the tenant sends no other request; a
+    prediction for NUM_WAITING; infinite if the request never fits; None if unknown, because other
+    requests of the tenant must end first.
     """
 
     kind: QuotaKind
@@ -192,8 +192,9 @@ class QuotaAccounts:
     ) -> QuotaBreach | None:
         """Return the quota that a request exceeds; None if it fits.
 
-        `num_tokens`: length of the prompt. If several are exceeded: the limit per minute with the
-        longest wait, before the number of live requests.
+        `num_tokens`: length of the prompt. If several quotas are exceeded, return the limit per
+        minute with the longest wait; the limit of live requests only if no limit per minute is
+        exceeded.
         """
         quota = self.quota_of(tenant)
         if quota == NO_QUOTA:

@@ -56,7 +56,7 @@ class Results:
     def apply(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Advance the requests of a launched step by its result.
 
-        Raises ValueError if the result does not match the batch, because of an executor bug.
+        Raises ValueError if the result does not match the batch, which is a bug of the executor.
         """
         if result.counts is not None and self._depth > 1:
             raise ValueError("token counts require a pipeline depth of 1")

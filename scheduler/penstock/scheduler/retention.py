@@ -60,8 +60,9 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
 class RetentionCuts:
     """Counts how often retention limits were applied so far.
 
-    `num_shortened`: requests whose duration was reduced to the maximum. `num_dropped_blocks`:
-    blocks that lost or did not get a retention because the budget was exhausted.
+    `num_shortened`: how often the duration of a retention was reduced to the maximum.
+    `num_dropped_blocks`: blocks that lost or did not get a retention because the budget was
+    exhausted.
     """
 
     num_shortened: int = 0
@@ -231,8 +232,8 @@ class EngineRetention:
 
     def limit(self, specs: tuple[RequestSpec, ...], now: float) -> tuple[RequestSpec, ...]:
         """Return the specs of one request's outputs with the retention that the budget allows, if
-        any, and without their session, which is replaced by a retention (see `as_retention`). All
-        get the retention of the first.
+        any. All get the retention of the first, and none has a session: a session is replaced by a
+        retention (see `as_retention`).
         """
         self._expire(now)
         leader = as_retention(specs[0], self._config)
@@ -253,8 +254,8 @@ class EngineRetention:
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
 
     def _reserve(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
-        """Count the blocks until `until_s` if those not counted yet fit into the budget; return
-        whether they fit.
+        """Count the blocks as retained until `until_s` if those that are not counted yet fit into
+        the budget; return whether they fit.
         """
         budget, retained = self._budget, self._retained
         added = [block for block in blocks if block not in retained]

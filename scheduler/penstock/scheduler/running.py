@@ -79,7 +79,7 @@ class Residencies:
                 account.is_again = False
 
     def begin(self, slot: int) -> None:
-        """Record that a request got a slot, and has tokens in the next step."""
+        """Record that a request got a slot, and runs from the next step on."""
         self._accounts[slot] = _SlotStatistics()
         self._least[slot], self._greatest[slot] = _MAX_SIZE, 0
         self._has_new = True
@@ -210,7 +210,9 @@ class RunningSet:
         return bool(self._released)
 
     def take_changes(self) -> tuple[tuple[Request, ...], tuple[int, ...]]:
-        """Return the requests that got a slot and the slots released since the last call."""
+        """Return the requests that got a slot, and the slots that were released, since the last
+        call.
+        """
         changes = tuple(self._admitted), tuple(self._released)
         self._admitted.clear()
         self._released.clear()

@@ -180,9 +180,10 @@ class Sessions:
         return self._remove(next(iter(self._sessions)))
 
     def _enforce_tenant_limit(self, tenant: str) -> list[int]:
-        """Expire a tenant's oldest sessions beyond its share; return the blocks no longer held.
+        """While a tenant's sessions hold too many blocks, expire the oldest; return the blocks that
+        are no longer held.
 
-        The newest session only loses blocks at its end; it expires if none are left.
+        The newest session only loses its last blocks; it expires if none are left.
         """
         most = self._max_num_of_tenant
         if most is None or not tenant:

@@ -43,14 +43,14 @@ class Setting:
     Numbers must be finite; with `may_be_infinite`, positive infinity is valid too.
 
     Attributes:
-        group: The heading of its flag and its table in a file; if empty, it has no flag: it is a
-            key in the JSON object of another setting, or users cannot set it and only its bounds
-            apply.
+        group: The heading above its flag in the help, and its table in a file. If empty, the
+            setting has no flag: it is a key in the JSON object of another setting, or users cannot
+            set it and only its bounds apply.
         name: The user-facing name, if it differs from the field's.
         shown: A description of the default, if the value itself would be unclear.
         scale: Factor from the user's unit to the field's, such as MiB to bytes.
-        may_be_off: `off` means None.
-        is_everyday: A common setting, listed first.
+        may_be_off: Users may write `off`, which means None.
+        is_everyday: It is a common setting, listed first.
         kind: The type of the user's value, if it differs from the field's.
         base: Defaults for keys that users leave out of a table.
         needs_all: A table must have every key.
@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """A description of the choices or bounds for help texts; empty without any."""
+        """A description of the choices or bounds for help texts; empty if there are none."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.at_least is not None and self.at_most is not None:
@@ -155,8 +155,8 @@ def setting_of(item: "Field[Any]") -> Setting | None:
 
 @functools.cache
 def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
-    """Return, by field name, the type of each field of a dataclass, without None, and the
-    declaration of the field (None without one).
+    """Return the fields of a dataclass by name: the type of each, without None, and its declaration
+    (None if it has none).
     """
     hints = get_type_hints(kind)
     return {item.name: (without_none(hints[item.name]), setting_of(item)) for item in fields(kind)}

@@ -79,11 +79,11 @@ class StepFit:
         d = R^-1 z w e, shortened so that |z' d| <= b             bounds the effect of one step
         coefficients <- project(coefficients + d)                 in the metric of R, all >= 0
 
-    l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When g = 1 +
-    median(the last 16 e) is at least 1.25 or at most 0.8, all coefficients are multiplied by g, R
-    is divided by 4 g**2 (a quarter of the certainty, relative to the new coefficients) and the
-    steps with prefill for `is_trusted` are counted again from 0, unless one kind of step is
-    predicted as well as before.
+    l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. The machine's
+    speed has changed if g = 1 + median(the last 16 e) is at least 1.25 or at most 0.8, unless one
+    kind of step is predicted as well as before. Then all coefficients are multiplied by g, R is
+    divided by 4 g**2 (a quarter of the certainty, relative to the new coefficients), and the steps
+    with prefill for `is_trusted` are counted again from 0.
 
     `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction
     earlier observations have weight 1/e; under a mixed load the memory is up to four times as long,

@@ -58,7 +58,7 @@ class StepSizing:
 
     @property
     def has_cost(self) -> bool:
-        """Whether enough steps were observed for estimates; never with a self-paced executor."""
+        """Whether enough steps were observed for estimates; False with a self-paced executor."""
         return not self._is_self_paced and self.fit.has_seen_enough
 
     @property

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from penstock.scheduler.config import SchedulerConfig
 
 MAX_IDLE_TENANTS = 1024
-"""Tenants without live requests whose counters are kept; the longest idle are dropped first."""
+"""Maximum number of tenants without live requests whose counters are kept; those idle for longest
+are dropped first.
+"""
 REBASE_AT = 2.0**40
 """Weighted tokens at which counters are rebased near zero: only their differences matter."""
 _FIRST_CAPACITY = 16
@@ -33,10 +35,10 @@ class TenantCounters:
     by tenant index. `epoch` is incremented when counters are rebased, which invalidates copies of
     their values.
 
-    The mark is the highest value so far of the lowest counter among waiting tenants. When an idle
-    tenant submits again, its counter is raised to at least the mark minus `tenant_burst_tokens`, so
-    unused service is credited only up to that amount. An unknown tenant starts at the mark, so that
-    a new name has no advantage.
+    The mark is the highest value so far of the lowest counter among waiting tenants. When a tenant
+    that has no waiting request submits one, its counter is raised to at least the mark minus
+    `tenant_burst_tokens`, so unused service is credited only up to that amount. An unknown tenant
+    starts at the mark, so that a new name has no advantage.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

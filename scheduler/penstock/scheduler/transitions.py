@@ -1,8 +1,8 @@
 """Performs the state transitions of the live requests.
 
-Contains the table of live requests. Each transition includes its change of memory and its event:
-enqueue, admit, preempt, finish, fail, expire. Which request is admitted or preempted is decided
-elsewhere.
+The transitions are enqueue, admit, preempt, finish, fail and expire. Each also updates slots,
+blocks and counts, and adds its event. Which request is admitted or preempted is decided elsewhere.
+Also contains the table of live requests.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,8 +157,9 @@ class Transitions:
         *,
         is_past_blocked: bool = False,
     ) -> None:
-        """Give a waiting request a slot, the blocks of its cached prefix and a reservation. In fair
-        order, its uncached prompt is charged to its tenant's service, but not again after a
+        """Give a waiting request a slot, the blocks of its cached prefix and a reservation.
+
+        In fair order, its uncached prompt is charged to its tenant's service, but not again after a
         preemption.
 
         `matched`: the blocks of the prefix. `reserve_tokens`: tokens to reserve blocks for.
@@ -207,7 +208,7 @@ class Transitions:
         self._events.changes.append(Preempted(key=request.spec.key, at_s=now, residency=residency))
 
     def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
-        """End a live request, waiting or running, in COMPLETED for `reason`."""
+        """End a live request, waiting or running, as COMPLETED for `reason`."""
         wait, residency = None, None
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
@@ -226,7 +227,7 @@ class Transitions:
         self._remove(request)
 
     def fail(self, request: Request, rejection: Rejection, now: float, detail: str = "") -> None:
-        """End a live request in ERROR. `rejection`: the reason and the values to report; `detail`:
+        """End a live request as ERROR. `rejection`: the reason and the values to report; `detail`:
         the executor's error, for the log.
         """
         wait, residency = None, None
@@ -267,8 +268,8 @@ class Transitions:
         )
 
     def next_expiry_s(self) -> float:
-        """Return the next time, engine clock, at which a request may expire; NO_TIME without
-        one.
+        """Return the next time, on the engine clock, at which a request may expire; NO_TIME if
+        there is none.
         """
         running_s = self._next_deadline_s if len(self._running) else NO_TIME
         return min(self._queue.next_recheck_s(), running_s)

@@ -5,8 +5,8 @@ are under their share (fair_share.py).
 
 **When blocks run out** (`choose_victim`): the lowest class first, where the class is the priority
 raised by age at admission, so that a request admitted for its age is not preempted for its
-priority. Requests of tenants under their share are preempted only if there are no others. Then the
-tenant that received the most service; then the request that loses the fewest computed tokens in
+priority. Requests of tenants under their share are preempted only if that class has no others. Then
+the tenant that received the most service; then the request that loses the fewest computed tokens in
 unshared blocks; among equal ones the last to arrive. Preemptions do not cycle: the request that
 ranks best keeps its rank while it runs, so it completes.
 
@@ -48,7 +48,7 @@ class Shortage:
     """What a waiting request needs before it can be admitted, and what it will then hold.
 
     Attributes:
-        is_slot: No slot is free for the request.
+        is_slot: Whether no slot is free for the request.
         num_blocks_short: Number of used blocks that must be freed for it.
         num_blocks: Number of blocks that it will hold, shared and reserved ones included.
         matched: Cached blocks that it will share; not counted in `num_blocks_short` while they are
@@ -78,7 +78,7 @@ class VictimSelection:
     def choose_victim(self, spared: set[int], shares: FairShare | None = None) -> Request:
         """Return the running request to preempt next, not in the slots of `spared`; raise
         ValueError if there is none. With `shares`, requests of tenants under their share are
-        preempted only if there are no others.
+        preempted only if the lowest class has no others.
         """
         arrays, cache, running = self._arrays, self._cache, self._running
         slots = np.flatnonzero(arrays.key[: running.high_water])

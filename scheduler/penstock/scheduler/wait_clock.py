@@ -7,12 +7,12 @@ applies until the next step is planned.
 values when it starts to wait; the differences at the end of the wait are its times. So a step has
 no cost per waiting request.
 
-**Fairness.** When a request is admitted by fair share (not for age, and not past a request that
-lacks blocks), then until the next admission FAIRNESS is the reason for requests of other tenants in
-the same class that arrived before all of that tenant's waiting requests: in arrival order they
-would have been ahead. For all others the reason of the step applies. Time added for FAIRNESS is
-subtracted from that reason, so the parts still add up to the queue time. With one tenant in a
-class, and under FCFS, no request waits for FAIRNESS.
+**Fairness.** Suppose that a request of a tenant is admitted by fair share (not for its age, and not
+past a request that lacks blocks). Requests of other tenants in the same class would have been ahead
+in arrival order if they arrived before that tenant's earliest waiting request. For these, FAIRNESS
+is the reason until the next admission; for all others the reason of the step applies. Time added
+for FAIRNESS is subtracted from that reason, so the parts still add up to the queue time. With one
+tenant in a class, and under FCFS, no time is added.
 
 **Passed by.** `num_passed_by` counts how often, while a request waits, a later one is admitted.
 

@@ -172,9 +172,8 @@ class WaitingQueue:
         self._sums.set_weights(weights, default)
 
     def due(self, now: float) -> list[Request]:
-        """Return waiting requests whose `recheck_s` is at or before `now`, each only once.
-
-        They are in order of that time, then of arrival.
+        """Return the waiting requests whose `recheck_s` is at or before `now`, ordered by that
+        time, then by arrival. Each is returned only once.
         """
         found: dict[int, Request] = {}
         while self._rechecks and self._rechecks[0][0] <= now:
@@ -193,8 +192,8 @@ class WaitingQueue:
             heapq.heappush(self._rechecks, (at_s, next(self._tickets), request))
 
     def next_recheck_s(self) -> float:
-        """Return the earliest `recheck_s` of the waiting requests, engine clock; NO_TIME without
-        one.
+        """Return the earliest `recheck_s` of the waiting requests, on the engine clock; NO_TIME if
+        there is none.
         """
         rechecks = self._rechecks
         while rechecks and not (

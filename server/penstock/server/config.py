@@ -139,10 +139,11 @@ class ServerConfig:
         " auto: short where stderr is a terminal, text elsewhere",
         choices=LOG_FORMATS,
     )
-    log_foreign_text: bool = setting(
+    log_exception_messages: bool = setting(
         False,
         "log",
-        "whether the log contains texts of library exceptions, which may quote clients' data",
+        "whether the log contains the messages of library exceptions, which may quote clients'"
+        " data",
     )
     record_path: Path | None = setting(
         None,

@@ -1,4 +1,5 @@
-"""Makes the engine process of a test start worker processes, fail or hang while it loads.
+"""Changes the engine process of a test: while the process loads, it starts worker processes, fails
+or hangs.
 
 Python imports a module of this name at its start: a test puts this folder on PYTHONPATH and sets
 ENGINE_CONDUCT to the behaviour (see test_orphans.py). All other processes are unchanged.

@@ -35,8 +35,8 @@ class Settings:
     before NVIDIA PR #9980; "rpc" if the caller fetches them and is blocked meanwhile, as after it.
     `slip_token`: reading the result of a prompt that contains it raises an AssertionError.
     `guided_error`: the grammar compiler's message for a guide that it rejects, instead of the
-    stand-in's own. `shutdown_s`: how long `shutdown` blocks unless released before.
-    `worker_lifetime_s`: the `worker_process` ends after it if nothing ends it before.
+    stand-in's own. `shutdown_s`: how long `shutdown` blocks unless `release` is called earlier.
+    `worker_lifetime_s`: how long the `worker_process` runs unless something ends it earlier.
     """
 
     step_s: float = 0.0

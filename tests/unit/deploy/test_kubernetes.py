@@ -39,8 +39,8 @@ def builds() -> Builds:
 
 
 def config_of(manifests: list[dict[str, Any]]) -> ServerConfig:
-    """Return the configuration from a pod's environment variables, without the settings that need
-    files or an executor that exist only in the pod.
+    """Return the configuration that a pod's environment variables give. Settings that need files or
+    an executor of the pod are left out.
     """
     settings = dict(settings_of(manifests))
     settings.pop("PENSTOCK_TRTLLM_CONFIG", None)

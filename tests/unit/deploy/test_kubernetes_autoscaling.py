@@ -1,4 +1,4 @@
-"""The adapter's rules compute the autoscaler's metrics from metrics that exist."""
+"""The Prometheus adapter's rules compute the autoscaler's metrics from metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Our requirements are compatible with the packages that the TensorRT-LLM images contain, as far as
-recorded.
-"""
+"""Our requirements are compatible with the recorded package versions of the TensorRT-LLM images."""
 
 import re
 import tomllib
@@ -51,8 +49,8 @@ OURS = {
 
 
 def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
-    """Return whether a version satisfies both. The versions tried are the bounds of both, as they
-    are and with `.1` appended.
+    """Return whether a version satisfies both. Only their bounds, and each bound with `.1`
+    appended, are tried.
     """
     bounds = [Version(part.version) for part in [*ours, *theirs]]
     tried = [*bounds, *(Version(f"{bound.base_version}.1") for bound in bounds)]

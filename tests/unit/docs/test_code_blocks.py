@@ -111,8 +111,8 @@ def test_commands_of_ours_parse(page: Path) -> None:
 
 
 def wrong_imports(tree: ast.AST) -> list[str]:
-    """Return the modules that do not exist, and the names imported from penstock that do not exist.
-    Modules of other packages that are not installed are ignored.
+    """Return the imported modules that do not exist, and the imported names of penstock that do not
+    exist. Modules of other packages that are not installed are ignored.
     """
     wrong: list[str] = []
     for node in ast.walk(tree):

@@ -1,5 +1,5 @@
-"""Models in 8 bits on a CPU: how far they differ from float32, how much memory they take, and which
-of them are rejected.
+"""8-bit models on a CPU: how far they differ from float32, how much memory they take, and which are
+rejected.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.executor import create as create_module
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.models import ModelNotFound, resolve_model
@@ -53,7 +53,7 @@ FULL = ExecutorConfig(
     simulated=SimulatedConfig(
         vocab_size=99,
         cost=CostModel(step_s=0.5),
-        pace=SimulatedPace.REAL_TIME,
+        is_real_time=True,
         min_output_tokens=2,
         max_output_tokens=7,
         is_strict=True,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.simulated.clock import VirtualClock, WaitableClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import Pacer, VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
@@ -27,14 +27,14 @@ from penstock.scheduler.request import RequestSpec
 
 
 def build(
-    *faults: Fault, depth: int = 1, pacer: Pacer | None = None, **simulated: Any
+    *faults: Fault, depth: int = 1, clock: WaitableClock | None = None, **simulated: Any
 ) -> SimulatedExecutor:
     config = ExecutorConfig(
         kind=ExecutorKind.SIMULATED,
         pipeline_depth=depth,
         simulated=SimulatedConfig(faults=faults, **simulated),
     )
-    return SimulatedExecutor(config, pacer=pacer)
+    return SimulatedExecutor(config, clock=clock)
 
 
 def engine_of(executor: SimulatedExecutor, *, max_tokens: int) -> Engine:
@@ -68,7 +68,7 @@ def test_a_dead_executor_raises_at_each_further_step() -> None:
     "executor",
     [
         build(Fault(kind=FaultKind.HANG, at_step=1)),
-        build(pace=SimulatedPace.REAL_TIME, cost=CostModel(step_s=3600.0)),
+        build(is_real_time=True, cost=CostModel(step_s=3600.0)),
         build(Fault(kind=FaultKind.SLOW_STEP, at_step=1, seconds=3600.0)),
     ],
     ids=["hang", "long step", "slow step"],
@@ -88,7 +88,7 @@ def test_virtual_time_is_the_cost_model() -> None:
     clock = VirtualClock(100.0)
     cost = CostModel(step_s=1.0, prefill_token_s=0.1, decode_slot_s=0.01, context_token_s=0.001)
     slow = Fault(kind=FaultKind.SLOW_STEP, at_step=2, seconds=5.0)
-    engine = engine_of(build(slow, pacer=clock, cost=cost), max_tokens=2)
+    engine = engine_of(build(slow, clock=clock, cost=cost), max_tokens=2)
 
     engine.step()
     after_prefill_s = clock()
@@ -103,7 +103,7 @@ def test_steps_run_one_after_the_other_at_any_depth(depth: int) -> None:
     clock = VirtualClock()
     cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
 
-    run(engine_of(build(pacer=clock, cost=cost, depth=depth), max_tokens=5))
+    run(engine_of(build(clock=clock, cost=cost, depth=depth), max_tokens=5))
 
     assert clock() == 5.0
 

@@ -1,4 +1,6 @@
-"""Calls of the engine run in the event loop's thread; blocking calls run in a worker thread."""
+"""Calls of the engine run in the event loop's thread. Blocking calls, such as the engine's start,
+run in a worker thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The kind of a model folder, determined from its small files and explained in one sentence."""
+"""The kind of a model folder, determined from its small files without reading weights, and
+explained in one sentence.
+"""
 
 from __future__ import annotations
 

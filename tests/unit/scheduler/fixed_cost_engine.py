@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine

@@ -175,7 +175,9 @@ def test_the_number_of_new_tenants_admitted_without_prediction_is_limited() -> N
 
 
 def test_a_request_of_a_new_tenant_runs_until_its_deadline() -> None:
-    """Another tenant's output lengths neither drop the request at admission nor end it early."""
+    """The request is neither dropped at admission nor ended early because of another tenant's
+    output lengths.
+    """
     site = site_with(300, tenant="hog", num=600)
     for key in (1, 2):
         site.submit(key, 1, tenant="new", max_tokens=400, deadline_s=2.5)
@@ -200,7 +202,9 @@ def test_a_running_request_with_only_its_limit_is_no_sample_of_lengths() -> None
 
 
 def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
-    """A burst may wait. If a queue is permanent, the next request is rejected at once."""
+    """After a burst, a request that may be late can still wait. If the queue is permanent, the
+    request is rejected at once.
+    """
     for is_standing in (False, True):
         site = FixedCostEngine(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.executor.config import SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel

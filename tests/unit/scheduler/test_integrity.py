@@ -23,8 +23,8 @@ NUM_BLOCKS = 4 * check_pieces.PIECE
 
 
 def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
-    """Return an idle engine with free blocks, blocks that are cached at two levels, and blocks that
-    a session holds.
+    """Return an idle engine with free blocks, blocks that are cached at two retention levels, and
+    blocks that a session holds.
     """
     engine, _ = make_engine(
         num_blocks=NUM_BLOCKS,
@@ -240,8 +240,8 @@ def test_a_fault_of_the_rest_is_found_in_pieces() -> None:
 
 
 def check_in_short_pauses(engine: Engine, num_pieces: int) -> None:
-    """Run steps, and before each check `num_pieces` pieces, which are too few to complete
-    a check.
+    """Run steps, each after `num_pieces` pieces of the check. These are too few to complete a
+    check.
     """
     for _ in range(NUM_BLOCKS):
         assert not any(engine.check_next_piece() for _ in range(num_pieces))

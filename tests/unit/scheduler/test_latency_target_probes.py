@@ -1,4 +1,6 @@
-"""After an increase of the prefill budget had to be reversed: the wait before the next increase."""
+"""How long the prefill budget stays before its next increase, after an increase that had to be
+reversed.
+"""
 
 from itertools import pairwise
 

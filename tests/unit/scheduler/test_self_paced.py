@@ -1,5 +1,5 @@
 """Scheduling over a self-paced executor, which forms its own batches: which requests run, and what
-turns without results do.
+the engine does in steps without results.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ def engine_of(
 
 
 def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
-    """Return a turn with four output tokens and, unless `prompt` is given, eight prompt tokens. The
-    keys and values of the last output token are not computed, so the turn fills two blocks of four
-    tokens and three tokens of a third.
+    """Return a turn with four output tokens and, unless `prompt` is given, eight prompt tokens. All
+    tokens but the last are computed: 11, which fill two blocks of four and begin a third.
     """
     made = make_spec(key, prompt or list(range(8)), max_tokens=4)
     return replace(made, session_id=session_id)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel, StepMeasure

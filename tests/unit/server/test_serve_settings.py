@@ -15,7 +15,6 @@ from penstock.executor.config import (
     ExecutorConfig,
     ExecutorKind,
     SimulatedConfig,
-    SimulatedPace,
 )
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.trtllm.config import DTYPES
@@ -96,7 +95,7 @@ EVERY_OPTION = (
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
     *("--quantization", "none", "--kv-cache-dtype", "auto"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
-    *("--log-format", "json", "--log-foreign-text", "on"),
+    *("--log-format", "json", "--log-exception-messages", "on"),
     *("--simulated-config", f'{{"is_strict": true, "faults": [{FAULT}]}}'),
     *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
     *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
@@ -131,7 +130,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             pipeline_depth=2,
             simulated=SimulatedConfig(
                 is_strict=True,
-                pace=SimulatedPace.REAL_TIME,
+                is_real_time=True,
                 faults=(Fault(kind=FaultKind.SLOW_STEP, at_step=3, seconds=0.5),),
             ),
         ),
@@ -171,7 +170,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         drain_grace_s=1.5,
         log_level="debug",
         log_format="json",
-        log_foreign_text=True,
+        log_exception_messages=True,
     )
     check_launches(config)
 
@@ -383,17 +382,18 @@ def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wan
 
 
 @pytest.mark.parametrize(
-    ("arguments", "pace"),
+    ("arguments", "is_real_time"),
     [
-        ([], SimulatedPace.REAL_TIME),
-        (["--simulated-config", '{"is_strict": true}'], SimulatedPace.REAL_TIME),
-        (["--simulated-config", '{"pace": "immediate"}'], SimulatedPace.IMMEDIATE),
+        ([], True),
+        (["--simulated-config", '{"is_strict": true}'], True),
+        (["--simulated-config", '{"is_real_time": false}'], False),
     ],
 )
 def test_simulated_steps_take_their_time_by_default(
-    arguments: list[str], pace: SimulatedPace
+    arguments: list[str], is_real_time: bool
 ) -> None:
-    assert serve_config("--executor", "simulated", *arguments).executor.simulated.pace is pace
+    config = serve_config("--executor", "simulated", *arguments)
+    assert config.executor.simulated.is_real_time is is_real_time
 
 
 def test_settings_of_another_executor_are_rejected() -> None:

@@ -61,7 +61,7 @@ def test_a_file_has_every_kind_of_value_and_gives_way_to_variables_and_flags(fil
     assert (config.host, config.port) == ("127.0.0.1", 7002)
     assert config.front.model_aliases == ("a", "b")
     assert config.executor.simulated.is_strict
-    assert config.executor.simulated.pace is not None
+    assert config.executor.simulated.is_real_time
     assert config.executor.kv_cache_bytes == 3 * 1024 * 1024
     assert config.scheduler.order is SchedulingOrder.FCFS
     assert config.scheduler.target_itl_s == 0.04
@@ -180,7 +180,7 @@ def test_the_page_has_every_key_of_an_object_with_its_help_and_default(name: str
 
 def test_the_page_has_the_default_of_the_command_line_not_of_python() -> None:
     [item] = [item for item in SETTINGS if item.name == "simulated_config"]
-    assert {key.path: key.default for key in keys_of(item)}["pace"] == "real_time"
+    assert {key.path: key.default for key in keys_of(item)}["is_real_time"] == "true"
 
 
 def test_a_key_without_a_declaration_is_an_error() -> None:

@@ -1,5 +1,5 @@
-"""How the demo's scene about deadlines measures the capacity, and how it checks that the load
-exceeded it.
+"""How the demo measures the capacity for its scene on deadlines, and how it checks that the load
+exceeded that capacity.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which sequences of states the demo takes as complete, how it reports failures, and that it prints
-a state after the text before it.
+"""Which sequences of request states the demo accepts as complete, how it reports failures, and that
+it prints a state after the text before it.
 """
 
 import io

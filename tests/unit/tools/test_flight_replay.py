@@ -1,4 +1,6 @@
-"""A flight recording is replayed with the same requests and tokens, at the same speed."""
+"""A flight recording is replayed with the same requests and tokens, and nearly the same
+throughput.
+"""
 
 import os
 from pathlib import Path

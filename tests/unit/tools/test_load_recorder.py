@@ -26,7 +26,9 @@ def histogram_of(*durations_s: float) -> LatencyHistogram:
 
 
 def served(recorder: LoadRecorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
-    """Record a request that gets one token at each of the times `at_s`, and ends with the last."""
+    """Record a request that gets one token at each of the times `at_s`, and that finishes with the
+    last one.
+    """
     record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
     for moment_s in at_s:
         record.tokens(moment_s, 1)

@@ -119,7 +119,7 @@ def test_the_json_report_contains_all_results() -> None:
             '{"lora": {"dirs": ["/a/b", "c"]}, "n": 1}',
             '{"lora": {"dirs": ["<path>", "c"]}, "n": 1}',
         ),
-        ('{"pace":"real_time"}', '{"pace":"real_time"}'),
+        ('{"is_real_time":true}', '{"is_real_time":true}'),
     ],
 )
 def test_arguments_lose_their_paths(argument: str, shown: str) -> None:

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.executor.config import ExecutorConfig, SimulatedPace
+from penstock.executor.config import ExecutorConfig
 from penstock.executor.fault import COUNT_FAULTS, Fault, FaultKind
 from penstock.executor.isolation import run_isolated
-from penstock.executor.simulated.pace import Pacer, RealTime
+from penstock.executor.simulated.clock import RealTimeClock, WaitableClock
 from penstock.executor.simulated.script import FaultScript
 from penstock.executor.simulated.shadow import ShadowMemory
 from penstock.executor.simulated.tokens import (
@@ -48,8 +48,8 @@ class _LaunchedStep:
 
 
 class SimulatedExecutor:
-    """An `Executor` without a model. `pacer`: a clock that overrides `config.simulated.pace`, such
-    as a VirtualClock.
+    """An `Executor` without a model. `clock`, such as a VirtualClock, overrides
+    `config.simulated.is_real_time`.
 
     The constructor raises ValueError for a cache smaller than one block, or for NO_TOKENS or
     EXTRA_TOKENS faults with pipeline depth 2; OSError if `model_path` is given and its config.json
@@ -59,14 +59,14 @@ class SimulatedExecutor:
     it ends a waiting `collect`.
     """
 
-    def __init__(self, config: ExecutorConfig, *, pacer: Pacer | None = None) -> None:
+    def __init__(self, config: ExecutorConfig, *, clock: WaitableClock | None = None) -> None:
         self._config = config.simulated
         self._info = _build_info(config)
         counted = COUNT_FAULTS & {fault.kind for fault in self._config.faults}
         if counted and self._info.pipeline_depth > 1:
             raise ValueError(f"pipeline_depth must be 1 for faults of kind {sorted(counted)}")
-        self._is_immediate = pacer is None and self._config.pace is SimulatedPace.IMMEDIATE
-        self._pacer: Pacer = pacer or RealTime()
+        self._is_immediate = clock is None and not self._config.is_real_time
+        self._clock: WaitableClock = clock or RealTimeClock()
         self._script = FaultScript(self._config.faults)
         self._shadow = ShadowMemory(self._info) if self._config.is_strict else None
         self._launched: deque[_LaunchedStep] = deque()
@@ -115,7 +115,7 @@ class SimulatedExecutor:
         step = self._launched.popleft()
         for fault in step.faults:
             self._inject(fault)
-        self._pacer.wait_until(step.finish_s, self._closed)
+        self._clock.wait_until(step.finish_s, self._closed)
         if self._closed.is_set():
             self._raise_died("closed while a step ran")
         return step.result
@@ -173,7 +173,7 @@ class SimulatedExecutor:
         # A step without rows only releases slots.
         is_free = self._is_immediate or not batch.num_rows
         cost_s = 0.0 if is_free else self._cost_s(batch)
-        self._device_free_s = max(self._device_free_s, self._pacer()) + cost_s + slow_s
+        self._device_free_s = max(self._device_free_s, self._clock()) + cost_s + slow_s
         return self._device_free_s
 
     def _cost_s(self, batch: Batch) -> float:

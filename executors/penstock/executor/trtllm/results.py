@@ -79,7 +79,7 @@ def _failure_of(response: Response) -> SlotFailure | None:
             extra={
                 "request_id": response.submitted.spec.request_id,
                 "trace_id": response.submitted.spec.trace_id.hex(),
-                "foreign_text": detail[:_MAX_WORDS_CHARS],
+                "exception_message": detail[:_MAX_WORDS_CHARS],
             },
         )
         detail = "the engine rejected it" if response.is_rejected else "the engine failed it"

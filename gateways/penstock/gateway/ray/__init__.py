@@ -1,5 +1,5 @@
-"""Runs Penstock on Ray Serve. Each replica starts one `penstock serve` process, its service, and
-relays calls to it as bytes.
+"""Runs Penstock on Ray Serve. Each replica starts one `penstock serve` process (its service) and
+relays the calls that it receives to this process, without parsing the messages.
 
 - `methods`: the calls that are relayed, and their registration with Serve's proxy
 - `app`: the deployment; this module and `ending_carrier` are the only ones that depend on Ray

@@ -36,7 +36,7 @@ _CANCEL = METHODS["Cancel"]
 _BROADCAST_TIMEOUT_S = 5.0
 
 REPLICA_TRAILER = "penstock-replica"
-"""Trailer with the replica that served a call, named as in Serve's logs and metrics."""
+"""Trailer with the id of the replica that served a call, as in Serve's logs and metrics."""
 
 DEPLOYMENT: dict[str, Any] = {
     "name": "Penstock",
@@ -50,9 +50,9 @@ DEPLOYMENT: dict[str, Any] = {
 
 
 class PenstockReplica:
-    """A replica of the deployment, with one service, to which it relays calls. `_add_methods` adds
-    a method for each RPC, with the RPC's name. The constructor starts the service, and raises as
-    that of `ReplicaService` does."""
+    """A replica of the deployment. It has one service, to which it relays calls. `_add_methods`
+    adds a method for each RPC, with the RPC's name. The constructor starts the service, and raises
+    the same errors as that of `ReplicaService`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

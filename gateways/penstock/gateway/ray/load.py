@@ -19,9 +19,9 @@ _TIMEOUT_S = 2.0
 class ReplicaLoad:
     """The load of one replica.
 
-    `queue_time_s` is the predicted wait of a request that arrives now, in seconds. `busy_share` is
-    the used share of the running batch, from 0 to 1. `num_pending` is the number of requests in the
-    queue.
+    `queue_time_s` is the expected wait of a request that arrives now, in seconds (see `load_of`).
+    `busy_share` is the used share of the slots, from 0 to 1. `num_pending` is the number of
+    requests in the queue.
     """
 
     queue_time_s: float
@@ -55,8 +55,8 @@ def load_of(stats: stats_pb2.ServerStats) -> ReplicaLoad:
     """Return the maximum queue time and busy share over all models, and the sum of pending
     requests.
 
-    If the service reports no predicted wait for a model, its queue time is the median of the
-    requests that ended in the last minute; 0 if there are none.
+    The queue time of a model is the predicted wait. If the service reports none, it is the median
+    wait of the requests that ended in the last minute; 0 if there are none.
     """
     loads = [_model_load(model) for model in stats.models]
     return ReplicaLoad(

@@ -1,7 +1,7 @@
-"""Relays the calls of a replica to its service.
+"""Relays gRPC calls from a replica, which received them from Serve, to the replica's service.
 
-Relays messages as bytes, metadata, cancellation, and the end of the call with its trailers. Does
-not use Serve and does not parse messages.
+Relays the metadata, the messages, cancellation, and the final status with its trailers. Messages
+are passed as bytes and are not parsed. Does not use Serve.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ class UnaryResult:
 
 
 def forwarded_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
-    """Return the caller's metadata for the service: without the entries for Serve, gRPC and
-    HTTP/2."""
+    """Return the caller's metadata without the entries for Serve, gRPC and HTTP/2, which are not
+    forwarded to the service."""
     return tuple(
         (key, value)
         for key, value in metadata
@@ -73,8 +73,8 @@ class Relay:
         await self._channel.close()
 
     async def unary(self, method: Method, data: bytes, metadata: Metadata) -> UnaryResult:
-        """Make a call with one message in each direction, and return the response and the status,
-        also if the call fails."""
+        """Make a call with one message in each direction; return the response and the status. A
+        failed call raises no exception."""
         call = self._channel.unary_unary(method.path)(data, metadata=metadata)
         try:
             result: bytes = await call
@@ -97,7 +97,7 @@ class Relay:
     async def bidirectional(
         self, method: Method, requests: AsyncIterator[bytes], metadata: Metadata
     ) -> AsyncGenerator[bytes | CallStatus]:
-        """Make a call with messages in both directions. The results are as in `stream`.
+        """Make a call with messages in both directions. Yield the same items as `stream`.
 
         The end of `requests` closes only that direction. An exception in it cancels the call; the
         last item is then a `CallStatus` with CANCELLED.

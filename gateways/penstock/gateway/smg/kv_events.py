@@ -129,11 +129,15 @@ class KvEvents:
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
         """Send the cached blocks, and then all changes, until the stream or the service ends.
 
-        Raises RequestError: FEATURE_UNSUPPORTED if the engine publishes no cache events, QUEUE_FULL
-        if too many streams are open, SEQUENCE_UNAVAILABLE for a request to start at a sequence
-        number, because the events of earlier streams are not kept, READER_STALLED for a gateway
-        that reads too slowly, DRAINING when the server drains. A caller without the right is also
-        rejected, and any caller while the engine accepts no requests.
+        Raises RequestError:
+
+        - FEATURE_UNSUPPORTED if the engine publishes no cache events
+        - QUEUE_FULL if too many streams are open
+        - SEQUENCE_UNAVAILABLE if the request names a sequence number to start at: the events of
+          earlier streams are not kept
+        - READER_STALLED if the gateway reads too slowly
+        - DRAINING when the server drains
+        - other reasons if the caller lacks the right, or while the engine accepts no requests
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants
@@ -186,8 +190,8 @@ class _Subscription:
         self._backlog = 0
 
     def receive(self, update: CacheUpdate | None) -> None:
-        """Queue a cache update to be written, None if the engine has ended. Ends the stream if the
-        gateway reads too slowly."""
+        """Queue a cache update to be written; `update` is None if the engine has ended. If the
+        gateway reads too slowly, end the stream."""
         if self.ready.is_aborted:
             return
         self._backlog += _size_of(update)

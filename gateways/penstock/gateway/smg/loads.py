@@ -16,9 +16,10 @@ from penstock.server.ipc.board import NO_LOAD, BoardView, LoadState
 
 _WINDOW_S: Final = 10.0
 _MIN_SPAN_S: Final = 1.0
-"""A rate covers the time since the latest sample that is at least `_WINDOW_S` old, or otherwise
-since the oldest sample; it is 0 within `_MIN_SPAN_S` of that. Samples are at least `_MIN_SPAN_S`
-apart."""
+"""Minimum time that a rate covers, and minimum interval of the samples, seconds.
+
+A rate covers the time since the latest sample that is at least `_WINDOW_S` old. If all samples are
+newer, it covers the time since the oldest one. If that time is too short, the rate is 0."""
 _MAX_REQUESTS: Final = 256
 """Number of latest requests over which the share of cached tokens is computed."""
 

@@ -95,12 +95,12 @@ PATHS: Final[Mapping[str, str]] = {
     "constraint.grammar.ebnf": "sampling_params.grammar",
     "constraint": "sampling_params",
 }
-"""The gateway's field path for each of Penstock's. A path that is not a key is mapped by its
-longest prefix of whole names that is one."""
+"""Maps Penstock's field paths to those of the gateway. If a path is not a key, its longest prefix
+(of whole names) that is a key is replaced."""
 _BIAS: Final = re.compile(r"sampling\.logit_bias\[(\d+)\]\.(token_id|bias)")
 _ENTRY: Final = {"token_id": "key", "bias": "value"}
-"""Penstock's list of biases is a map in the gateway's message, so its entries have keys, not
-indexes."""
+"""Maps the field names of Penstock's logit bias to those of the gateway, which has a map of biases
+instead of a list."""
 
 
 class VllmEngineService:
@@ -284,8 +284,8 @@ def with_gateway_paths(failure: Failure, bias_ids: Sequence[int] = ()) -> Failur
 
 
 def gateway_path(path: str, bias_ids: Sequence[int] = ()) -> str:
-    """Return the gateway's path of one of Penstock's fields; without a counterpart, the path is
-    returned unchanged. `bias_ids` has the token ids of `logit_bias`, in order."""
+    """Return the gateway's path for the path of a field of Penstock, or the same path if the
+    gateway has no such field. `bias_ids` has the token ids of `logit_bias`, in order."""
     entry = _BIAS.fullmatch(path)
     if entry is not None and int(entry[1]) < len(bias_ids):
         return f"sampling_params.logit_bias[{bias_ids[int(entry[1])]}].{_ENTRY[entry[2]]}"

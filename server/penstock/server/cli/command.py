@@ -1,8 +1,8 @@
 """The interface of commands, and how they are added to the command line.
 
-A command is a module with `add_parser` and `run`. This module also contains the interface of
-argparse's subparsers, which have no public type, the report of usage errors, the exit codes, and
-the interruption of commands that start a service.
+A command is a module with `add_parser` and `run`. This module also contains the report of usage
+errors, the exit codes, the interruption of commands that start a service, and the interface of
+argparse's subparsers, because argparse has no public type for them.
 """
 
 import argparse

@@ -222,8 +222,8 @@ def describe_error(error: "PenstockError") -> str:
 
 
 def with_flags(line: str) -> str:
-    """Return a message in which request fields are replaced by the flags of this command line that
-    set them."""
+    """Return `line`, in which each request field is replaced by its flag if this command line has
+    the flag."""
 
     def flag_of(found: re.Match[str]) -> str:
         name = _FLAGS.get(found[1], found[1]).replace("_", "-")

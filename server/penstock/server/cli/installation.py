@@ -27,7 +27,8 @@ class Installation:
 
 
 def collect_installation() -> Installation:
-    """Return versions and hardware. Runs nvidia-smi, which may take a second."""
+    """Return the versions of packages and the hardware of this machine. Runs nvidia-smi, which may
+    take a second."""
     gpus = found_gpus()
     kernel = os.uname()
     return Installation(

@@ -23,7 +23,8 @@ def printable(text: str) -> str:
 
 
 def write_text(text: str) -> None:
-    """Write and flush text: `printable` on a terminal, unchanged to a pipe or a file."""
+    """Write `text` to stdout and flush it. On a terminal, control characters are replaced (see
+    `printable`)."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

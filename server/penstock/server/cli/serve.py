@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             "supervisor",
             sources.value("log_level"),
             form=sources.value("log_format"),
-            has_foreign_text=sources.value("log_foreign_text"),
+            has_exception_messages=sources.value("log_exception_messages"),
         )
         logger = logging.getLogger(__name__)
         # The next line is printed after imports, which may take seconds.

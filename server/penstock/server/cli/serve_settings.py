@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.conventions import MAX_PORT, METRICS_OFFSET, OPERATIONS_OFFSET
-from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config import ExecutorKind, SimulatedConfig
 from penstock.executor.device_defaults import device_defaults
 from penstock.executor.torch.thread_environment import NUM_THREADS_VARIABLE, num_threads_of
 from penstock.executor.trtllm.config import TrtllmConfig
@@ -182,7 +182,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
         sources.reject(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
         # Simulated steps take real time, so that the latencies of the service are realistic.
-        derived["executor.simulated"] = SimulatedConfig(pace=SimulatedPace.REAL_TIME)
+        derived["executor.simulated"] = SimulatedConfig(is_real_time=True)
     if kind is ExecutorKind.TORCH and device.startswith("cuda"):
         usual = device_defaults(device)
         if num_seqs is None:

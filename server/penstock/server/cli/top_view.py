@@ -196,7 +196,7 @@ def _blocks_by_tenant(
     are counted as "other".
 
     A block that several outputs share is counted for each of them, and the list of requests is
-    older than the totals. Therefore the numbers are scaled down if they exceed the total.
+    newer than the totals. Therefore the numbers are scaled down if they exceed the total.
     """
     held: Counter[str] = Counter()
     for request in requests:
@@ -329,7 +329,7 @@ def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
     """Return the number of cells for each of `parts`, in proportion to its value, out of
     `num_cells`.
 
-    Each number is rounded by less than one cell. If the sum of `parts` is at most `num_cells`, each
+    Each number is rounded by at most one cell. If the sum of `parts` is at most `num_cells`, each
     part gets as many cells as its value.
     """
     total = sum(parts)

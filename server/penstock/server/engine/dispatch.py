@@ -60,13 +60,12 @@ class Dispatcher:
     """Translates frames from fronts into engine calls, and engine events into frames for fronts.
 
     Each output of a request has a key, whose upper bits are the id of the front that submitted it.
-    `hello` is the first frame that each connecting process receives. `kept_limits` limits the
-    number and size of the streams kept for Resume. `execute` executes an observer's command;
-    without it commands are rejected. `quarantine` holds or rejects requests that may have crashed
-    an earlier engine. `mark_submitting` is called with the key of the first output of a request
-    before the request is submitted, and with 0 afterwards. `clock` is the engine's clock.
-    `cache_index` is the index of the blocks in the prefix cache; without it fronts cannot subscribe
-    to changes of the cache.
+    `hello` is the first frame that each connecting process receives. `kept_limits` has the limits
+    of the streams kept for Resume. `execute` executes an observer's command; without it commands
+    are rejected. `quarantine` holds or rejects requests that may have crashed an earlier engine.
+    `mark_submitting` is called with the key of the first output of a request before the request is
+    submitted, and with 0 afterwards. `clock` is the engine's clock. `cache_index` is the index of
+    the blocks in the prefix cache; without it fronts cannot subscribe to changes of the cache.
     """
 
     def __init__(
@@ -266,8 +265,8 @@ class Dispatcher:
         )
 
     def _detach(self, stream: KeptStream) -> None:
-        """Queue a notice to the front of the stream that the stream is detached. The next step
-        sends it."""
+        """Queue a notice that the stream is detached, for the front that has the stream. The next
+        step sends it."""
         self._outgoing.append((stream.front_id, _detach_frame(stream)))
 
     def _drop(self, stream: KeptStream) -> None:

@@ -1,15 +1,19 @@
 """Keeps the streams of resumable requests in the engine, so that a client can reconnect to them.
 
-Records which front (gRPC server process) has which stream, and limits the number and size of all
-streams. A stream without a reader is kept until its resume timeout expires. When a limit is
-exceeded, streams without a reader are dropped, and their requests are cancelled if they still run.
-They are dropped from the tenant with the most such streams (limit of the number) or with the most
-bytes (limit of the size), starting with the stream that has been without a reader for the longest
-time. If the tenant with the most bytes has no such stream, the events of its largest stream are
-dropped. A stream must fit into one frame, because a front receives it in one frame when it
-attaches. A stream is stored as the events of its steps, with consecutive tokens merged; a front
-that attaches it processes them like other events. Uses no sockets and does not call the engine;
-times are seconds on the engine's clock.
+Records which front (gRPC server process) has which stream. Limits the total size of all streams and
+the number of streams without a reader. A stream without a reader is kept until its resume timeout
+expires.
+
+When a limit is exceeded, streams without a reader are dropped, and their requests are cancelled if
+they still run. If there are too many, they are dropped from the tenant with the most of them; if
+the total size is too large, from the tenant with the most bytes. The stream that has been without a
+reader for the longest time is dropped first. If the tenant with the most bytes has no stream
+without a reader, the events of its largest stream are dropped. A stream must fit into one frame,
+because a front receives it in one frame when it attaches.
+
+A stream is stored as the events of its steps, with consecutive tokens merged; a front that attaches
+it processes them like other events. Uses no sockets and does not call the engine; times are seconds
+on the engine's clock.
 """
 
 import operator
@@ -289,8 +293,8 @@ class KeptStreams:
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Create the stream of a request that is about to be submitted or has already ended.
 
-        Its name must be unused. If a limit is then exceeded, streams are dropped immediately, also
-        the new one.
+        Its name must be unused. If a limit is then exceeded, streams are dropped immediately,
+        possibly also the new one.
         """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
@@ -368,7 +372,8 @@ class KeptStreams:
     def _with_streams(
         self, items: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
-        """Yield the given items that belong to kept streams, each with its stream."""
+        """Yield the items that belong to kept streams, each with its stream, and add these streams
+        to `touched`. `key_of` returns the output key of an item."""
         find = self._by_key.get
         for item in items:
             stream = find(key_of(item))

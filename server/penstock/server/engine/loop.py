@@ -2,10 +2,10 @@
 
 Decides when to run a step, when to wait, and when to run the engine's integrity check and periodic
 tasks. With an ordinary executor the engine runs steps while it has work. A self-paced executor
-schedules its own batches; with it the engine runs a step when the executor has results, when a
-front (gRPC server process) has sent a frame, and when the time limit of a request expires. The
-integrity check runs in small parts while the engine is idle, so that a new request waits for at
-most one part.
+schedules its own batches. With such an executor the engine runs a step when the executor has
+results, when a front (gRPC server process) has sent a frame, and when the time limit of a request
+expires. The integrity check runs in small parts while the engine is idle, so that a new request
+waits for at most one part.
 
 The loop also writes the status board, which is memory that it shares with the other processes. It
 writes the requests of a step before the step starts, so that the board lists them if the step

@@ -1,10 +1,11 @@
 """Quarantine for requests that may have crashed an engine.
 
 The supervisor decides which requests are suspected, and passes their keys to the next engine. That
-engine runs them one at a time (probation), next to requests that are not suspected, or rejects
-them. A request passes its probation when each of its outputs has ended or has generated
-`num_probation_tokens` tokens (one token if that output is not suspected); if the engine dies again,
+engine runs them one at a time (probation), together with requests that are not suspected, or
+rejects them. A request passes its probation when each of its outputs has ended or has generated
+`num_probation_tokens` tokens (one token if that output is not suspected). If the engine dies again,
 the supervisor decides whether the request is rejected.
+
 Uses no status board, no sockets and no clock.
 """
 
@@ -108,8 +109,8 @@ class Quarantine:
         return replace(events, ends=events.ends + ends)
 
     def cancel(self, key: int, reason: FinishReason) -> bool:
-        """End a held output, which the next `with_ends` reports. Return False if this output is not
-        held."""
+        """End a held output; the next `with_ends` reports its end. Return False if this output is
+        not held."""
         for held in self._held:
             for spec in held.specs:
                 if spec.key == key:

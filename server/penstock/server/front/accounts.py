@@ -295,7 +295,7 @@ class PendingRecords:
         """Keep `account` until the output `key` has ended in the engine or until `flush`, and then
         record it.
 
-        Above MAX_WAITING accounts, the oldest is recorded now.
+        If more than MAX_WAITING accounts wait, the oldest is recorded immediately.
         """
         self._waiting[key] = account
         if len(self._waiting) > MAX_WAITING:

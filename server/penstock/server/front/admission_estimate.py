@@ -7,9 +7,10 @@ estimate can therefore make a rejection one step late or early, but cannot viola
 queue.
 
 If the queue is full, a request is accepted if it could displace another request in the engine by
-the rules of `penstock.scheduler.displacement`. The front estimates this from its own requests: the
-tenant must have fewer waiting requests than another tenant, relative to their weights, or a waiting
-request of lower priority, or so few waiting requests that only the engine can decide.
+the rules of `penstock.scheduler.displacement`. The front estimates this from its own requests. One
+of these conditions must hold: the tenant has fewer waiting requests than another tenant, relative
+to their weights; the tenant has a waiting request of lower priority; or the tenant has so few
+waiting requests that only the engine can decide.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ of that iteration."""
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """Numbers of requests and prompt tokens that were sent to the engine when its loop had counted
-    `num_heartbeats` heartbeats. Negative numbers are those of withdrawn requests."""
+    `num_heartbeats` heartbeats. They are negative for withdrawn requests."""
 
     num_heartbeats: int
     num_requests: int
@@ -56,8 +57,8 @@ class AdmissionEstimate:
     has space for few more requests, each front uses only its share of the space; otherwise all
     fronts would submit a request for the last free place, and the engine would reject all but
     one.
-    `waiting` iterates over the live requests of this front, of which the queued outputs are
-    counted. `weight_of` returns the weight of a tenant.
+    `waiting` iterates over the live requests of this front; only their queued outputs are counted.
+    `weight_of` returns the weight of a tenant.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class AdmissionEstimate:
         priority: int = 0,
     ) -> None:
         """Raise RequestError (QUEUE_FULL) if `num_requests` requests of this tenant and priority do
-        not fit.
+        not fit into the queue.
 
         Each output counts as one request. Raises RequestError (INVALID_ARGUMENT) for more outputs
         than the queue can hold. Accepts everything if `hello`, the first frame of the engine, is

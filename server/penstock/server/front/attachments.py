@@ -87,11 +87,11 @@ class Attachments:
     async def _call(
         self, port: EnginePort, request_id: str, tenant: str, ceilings: PriorityCeilings
     ) -> "asyncio.Task[LiveRequest] | RequestError | Attached | None":
-        """Request the stream from the engine and return the response; None if the engine was lost.
+        """Request the stream from the engine, and start the request if the engine has it.
 
-        If the engine has the stream, the result is the task that starts the request, or the error
-        if it cannot start here. If the caller is cancelled, a stream that the engine attaches
-        meanwhile is detached again.
+        Returns the task that starts the request; the error if it cannot start here; the engine's
+        response if the engine has no stream; or None if the engine was lost. If the caller is
+        cancelled, a stream that the engine attaches meanwhile is detached again.
         """
         answers: list[asyncio.Task[LiveRequest] | RequestError | Attached] = []
         is_abandoned = False
@@ -285,10 +285,10 @@ class ClientPosition:
 
     `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
     complete prompt. `tokens` has the number of tokens of each output, by output index, that the
-    client has received and that `remaining_events` has not skipped yet. `begun` has the indices of
-    the outputs of which the client has received tokens and nothing was sent again yet. If such an
-    output has ended with STOP or LENGTH, a `TokensPiece` without tokens (the last text of the
-    output) is skipped too, because the client received it together with the last token.
+    client has received and that `remaining_events` has not skipped yet. `begun` has the index of
+    each output of which the client has received tokens, until more of that output is sent. If such
+    an output has ended with STOP or LENGTH, its last text (a `TokensPiece` without tokens) is
+    skipped too, because the client received it together with the last token.
     """
 
     is_accepted: bool = False

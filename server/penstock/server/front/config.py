@@ -62,8 +62,8 @@ class FrontConfig:
     that combines several steps is split if it would exceed the soft limit `max_message_bytes_hint`.
     For messages that carry events of several requests, or if the client requested larger messages,
     the soft limit is `max_shared_message_bytes_hint`. `max_resume_bytes` (including prompts) and
-    `max_detached_requests` limit the streams that the engine keeps for Resume; above a limit,
-    streams of the tenant that uses the most of it are dropped.
+    `max_detached_requests` limit the streams that the engine keeps for Resume. If a limit is
+    exceeded, streams of the tenant with the most bytes or the most detached requests are dropped.
 
     Attributes:
         max_chunk_tokens: The maximum of `min_chunk_tokens` in a request.

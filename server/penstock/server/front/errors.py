@@ -75,8 +75,8 @@ class QuotaViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The details of a failed call that are returned to the caller, whether the request was
-    rejected or had started.
+    """The error details that a failed call returns to the caller, both for a rejected request and
+    for one that fails later.
 
     Attributes:
         message: Text for humans; empty for the standard message of `reason`.

@@ -50,7 +50,8 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
 
 
 def kept_of(request: LiveRequest) -> KeptRequest | None:
-    """Return the data with which the engine keeps the stream of a started request for Resume.
+    """Return the part of a submission that makes the engine keep the stream of a started request
+    for Resume.
 
     Returns None if the request ends with its call, or if it has a history (see `_history_of`) and
     its client requested log probabilities, because a history does not contain them.
@@ -80,7 +81,8 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def result_of(request: LiveRequest) -> KeptRequest | None:
-    """Return the data with which another engine keeps the stream of an ended request for Resume.
+    """Return the part of a submission that makes another engine keep the stream of an ended request
+    for Resume.
 
     Returns None if an output has not ended or has ended with neither STOP nor LENGTH, or if
     `kept_of` returns None.

@@ -75,13 +75,13 @@ class LiveOutput(Generic[RequestT]):
         key: The number of the output in the engine; an engine restart may change it.
         text: Converts the tokens to text.
         stream: The stream of the request.
-        end: The end as reported to the client; None before it.
+        end: The end as reported to the client; None until the output has ended.
         is_live: True until the output has ended or failed here.
         is_running: True while the output has a slot in the batch.
         is_plain: True if only the text of the next token must be pushed to the stream, so that
             `LiveRequest.on_token` can be skipped.
         captured: The text recorded for traces; None if it is not recorded.
-        token_ids: All tokens of the output so far, from which another engine continues.
+        token_ids: All tokens of the output so far, after which another engine continues.
         num_repeating: Number of tokens at the end of `token_ids` that the current engine still
             generates again before it generates new ones.
     """

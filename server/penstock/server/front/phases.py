@@ -118,9 +118,9 @@ class PhaseClock:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
     def add_details(self, *, wait: Wait | None = None, residency: Residency | None = None) -> None:
-        """Add the engine's details of the latest queue wait (`wait`) and of the latest time in the
-        running batch (`residency`). None adds nothing, and a `wait` that was added before is not
-        replaced."""
+        """Add to the segments the engine's details of the latest queue wait (`wait`) and of the
+        latest time in the running batch (`residency`). None adds nothing, and a `wait` that was
+        added before is not replaced."""
         if wait is not None:
             segment = self._latest(QUEUE)
             if segment is not None and segment.wait is None:
@@ -142,10 +142,10 @@ class PhaseClock:
         """Return all segments up to `end_s`. `num_tokens` is the number of output tokens until
         then.
 
-        No segment may begin after `end_s`. Segments of zero length are left out, unless all are;
-        the `residency` of one that is left out moves to the preceding PREFILL or DECODE segment.
-        The first token after a prefill is counted in the DECODE segment, although the prefill
-        computed it.
+        No segment may begin after `end_s`. Segments of zero length are left out; if all have zero
+        length, one of the first kind is returned. The `residency` of a segment that is left out
+        moves to the preceding PREFILL or DECODE segment. The first token after a prefill is counted
+        in the DECODE segment, although the prefill computed it.
         """
         segments = self.segments
         segments[-1].end_s = end_s

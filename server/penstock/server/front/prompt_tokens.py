@@ -117,8 +117,8 @@ class TextQuotas:
         self._add(tenant, 1, num_tokens)
 
     def charge_more(self, tenant: str, num_tokens: int) -> None:
-        """Charge `num_tokens` tokens beyond those given to `charge`. The account may become
-        overdrawn."""
+        """Charge `num_tokens` tokens in addition to those charged by `charge`. The account may
+        become overdrawn."""
         self._add(tenant, 0, num_tokens)
 
     def refund(self, tenant: str, num_tokens: int) -> None:
@@ -197,9 +197,9 @@ class Prompts:
         """Convert the prompt to token ids. `path` is its field, for errors. If `has_text`, token
         ids are also converted to text.
 
-        Raises RequestError if the prompt is invalid, can never fit the context, has more than
-        `max_tokens` tokens or exceeds a limit of the tenant, or if it becomes tokens outside the
-        model's vocabulary (a tokenizer may have more tokens than the model).
+        Raises RequestError if the prompt is invalid, can never fit the context, exceeds a limit of
+        the tenant, or has tokens outside the model's vocabulary (a tokenizer may have more tokens
+        than the model); for a text or a chat also if it has more than `max_tokens` tokens.
         """
         min_tokens = self._min_num_tokens(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None

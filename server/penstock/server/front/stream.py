@@ -2,10 +2,10 @@
 
 The backlog is one list: the engine's events are appended, and the writer takes all that are due at
 once. A write therefore carries one token while the reader keeps up, and more under load or if the
-client requested larger messages. For larger messages, tokens are held back, and counted per output,
-because a message carries tokens of one output only; at most one timer runs, and it is not reset for
-each token. The writer serves only this stream, or many streams (`watched_write.py`). Does not use
-gRPC and does not interpret the events.
+client requested larger messages. For these, tokens are held back. They are counted per output,
+because a message carries tokens of one output only. At most one timer runs for them, and it is not
+reset for each token. The writer serves only this stream, or many streams (`watched_write.py`). Does
+not use gRPC and does not interpret the events.
 
 All code runs on one event loop; appending never blocks.
 """

@@ -57,8 +57,8 @@ class WatchedWrite:
         self._writer = None
 
     def stalls(self, now_s: float) -> tuple[float, int]:
-        """Return by how many seconds writes have exceeded STALL_S in total, and the number of such
-        writes."""
+        """Return the total time, in seconds, by which writes exceeded STALL_S, and the number of
+        these writes. The current write is included."""
         open_s = now_s - self.blocked_since_s - STALL_S
         if open_s > 0:
             return self._stalled_s + open_s, self._num_stalls + 1

@@ -141,11 +141,10 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
 class PersistentConnection(Generic[FrameT]):
     """Keeps a connection to the socket at `path`, from `start` to `close`; reconnects after a loss.
 
-    `connect` creates each connection, with callbacks as the arguments `on_open` and `on_closed`.
-    `on_open` and `on_closed` are called with each connection that was opened and closed. `pauses_s`
-    are the shortest and the longest pause between attempts. `on_absent` is called after each failed
-    attempt, for example if no process listens at `path`. `current` is the open connection; None if
-    there is none.
+    `connect` creates each connection. `on_open` and `on_closed` are called with each connection,
+    when it is open and when it has closed. `pauses_s` are the shortest and the longest pause
+    between attempts, in seconds. `on_absent` is called after each failed attempt, for example if no
+    process listens at `path`. `current` is the open connection; None if there is none.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class KeptRequest:
 
     Attributes:
         name: The engine's id of the request.
-        tenant: The tenant to which the memory of the kept stream is counted.
+        tenant: The tenant to which the memory of the kept stream is attributed.
         keys: The keys of all outputs by output index, including ended outputs.
         is_read: True if a client reads its stream.
         history: Tokens and ends from an earlier engine, under these keys; None if there are none.
@@ -191,7 +191,8 @@ returns or later on another thread."""
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """A request to subscribe to the cached blocks whose hash chains begin with `salt`.
+    """A request to subscribe to the cached blocks whose hash chains begin with `salt`. All requests
+    with the same tenant, adapter and client salt have the same `salt`.
 
     `ticket` is the number of the subscription, which the front chooses.
     """
@@ -343,8 +344,9 @@ class CancelById(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CancelAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """The response to `CancelById`: the state of the request when it was cancelled, its final state
-    if it had ended and its stream is kept, or None if the engine does not have it."""
+    """The response to `CancelById`. `state` is the state of the request when it was cancelled; for
+    a request that had ended, its final state if its stream is kept; None if the engine does not
+    have the request."""
 
     ticket: int
     state: RequestState | None

@@ -54,10 +54,10 @@ class EnginePort(Protocol):
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """Cancel a request of any front by its id in the engine, see `engine_request_id`.
 
-        Returns the state that it had, its final state if it had ended and the engine keeps its
-        stream, or None if there is no such request. Its front receives `Completed` with CANCELLED
-        for each live output. Raises `EngineUnavailable` if no engine is connected, or if the
-        connection is lost.
+        Returns the state of the request when it was cancelled; its final state if it had ended and
+        the engine keeps its stream; None if the engine does not have it. Its front receives
+        `Completed` with CANCELLED for each live output. Raises `EngineUnavailable` if no engine is
+        connected, or if the connection is lost.
         """
         ...
 
@@ -86,7 +86,8 @@ class EnginePort(Protocol):
         ...
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`.
+        """Subscribe `listener` to the cached blocks whose hash chains begin with `salt`. All
+        requests with the same tenant, adapter and client salt have the same `salt`.
 
         Returns a function that unsubscribes it. The first updates are a snapshot. There are no
         updates until an engine that publishes its cache (`EngineHello.publishes_cache`) is

@@ -1,4 +1,4 @@
-"""A front's (gRPC server process's) end of the Unix socket to the engine, on asyncio.
+"""Connects a front (gRPC server process) to the engine over a Unix socket, on asyncio.
 
 When the connection is lost, the port notifies its listener once and reconnects. It rejects an
 engine with a lower epoch than the last one, because the supervisor has replaced that engine and its

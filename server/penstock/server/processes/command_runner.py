@@ -71,8 +71,8 @@ class CommandRunner:
 
 @dataclass(slots=True)
 class _Track:
-    """The samples of one thread. Equal consecutive samples are merged, and their weights are
-    added."""
+    """The samples of one thread. Equal consecutive samples are merged, and their weights (in
+    seconds) are added."""
 
     name: str
     samples: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
@@ -95,7 +95,7 @@ class _Frames:
     def stack_of(self, frame: FrameType | None) -> tuple[int, ...]:
         """Return the indices of the frames of a stack, outermost first.
 
-        Of a stack with more than `_MAX_DEPTH` frames, only the innermost ones are returned.
+        If a stack has more than `_MAX_DEPTH` frames, only the innermost `_MAX_DEPTH` are returned.
         """
         places: list[int] = []
         while frame is not None and len(places) < _MAX_DEPTH:

@@ -1,10 +1,10 @@
 """Connects a child process to the supervisor.
 
-The connection carries the launch parameters, the startup report and commands. It is a socket pair,
-of which this module uses the child's end. The command to stop is sent over it, not as a signal:
-service managers signal a whole process tree, and an engine that stopped on such a signal would
-interrupt the streams that the fronts (gRPC server processes) are draining. When the supervisor
-dies, its end closes and the child ends immediately.
+The connection carries the launch parameters, the startup report and commands. It is a socket pair;
+this module uses the child's end. The command to stop is sent over it, not as a signal: service
+managers signal a whole process tree, and an engine that stopped on such a signal would interrupt
+the streams that the fronts (gRPC server processes) are draining. When the supervisor dies, its end
+closes and the child ends immediately.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def begin(
         name,
         server.log_level,
         form=server.log_format,
-        has_foreign_text=server.log_foreign_text,
+        has_exception_messages=server.log_exception_messages,
     )
     return control, launch
 

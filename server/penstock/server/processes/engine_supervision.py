@@ -1,6 +1,6 @@
 """Supervises the engine process: starts it, detects hangs, and cleans up after a crash.
 
-Assigns the epochs, which number the engine starts. Owns the descriptor of the flight recorder's
+Assigns the epochs (the numbers of the engine starts). Owns the descriptor of the flight recorder's
 memory, which engines and observers inherit, and which stays open when they die. Contains the crash
 attribution, which decides which requests the next engine runs one at a time (probation) and which
 it rejects (quarantine).

@@ -267,9 +267,9 @@ def _version() -> str:
 
 
 def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
-    """Return the current process ids of the service, keyed by process name. `front_pids` has those
-    of the fronts (gRPC server processes), keyed by front id. The engine is included on Linux
-    only."""
+    """Return the current process ids of the service, keyed by process name. `front_pids` has the
+    process ids of the fronts (gRPC server processes), keyed by front id. The engine is included on
+    Linux only."""
     pids = {"observer": os.getpid(), "supervisor": os.getppid()}
     # Numbered by age, so that the successor of a front gets its name.
     for number, front_id in enumerate(sorted(front_pids), start=1):

@@ -36,8 +36,8 @@ _KILL_MARK = "PENSTOCK_KNOWN_ENGINE_MARK"
 
 
 class Orphans:
-    """Adopts and terminates the orphaned descendants of one supervisor. Linux only; does nothing on
-    other systems."""
+    """Adopts and terminates the orphaned descendants of one supervisor. Has an effect only on
+    Linux."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
@@ -54,8 +54,8 @@ class Orphans:
 
     @property
     def mark_for_guard(self) -> dict[str, str]:
-        """The environment variable for a child that calls `end_marked` after this process has
-        ended."""
+        """The environment variable from which `end_marked` reads the mark, for a child that calls
+        `end_marked` after this process has ended."""
         return {_KILL_MARK: self._mark}
 
     def adopt(self) -> None:

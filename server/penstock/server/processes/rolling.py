@@ -23,7 +23,7 @@ messages, in seconds."""
 
 class RollingRestart:
     """Restarts the fronts and the engine of one service. `fronts` is the supervisor's list of
-    fronts, in which each front is replaced by its successor.
+    fronts; each entry is replaced by its successor.
 
     `grace_s` returns the grace period of a front, in seconds. The engine is restarted only if
     `can_replay`.

@@ -58,7 +58,7 @@ class ServiceProcesses:
         return self._tasks[process]
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """Keep a process alive from now on, and return its task."""
+        """Keep a process alive from now on, and return the task that does so."""
         task = asyncio.create_task(process.keep_alive(), name=process.name)
         self._tasks[process] = task
         task.add_done_callback(lambda _: self._changed.set())
@@ -159,7 +159,7 @@ async def _end_engine(
     engine_exit_s: float,
 ) -> None:
     """Stop the engine when the fronts, which are already stopping, have ended, or at the monotonic
-    time `fronts_end_s`; wait for its end."""
+    time `fronts_end_s`. Then wait until the engine has ended, within its time limit."""
     task, waiting = processes.task_of(engine), {processes.task_of(front) for front in fronts}
     while waiting and (left_s := fronts_end_s - time.monotonic()) > 0:
         watched = waiting if task.done() else {*waiting, task}

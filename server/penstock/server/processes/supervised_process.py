@@ -99,7 +99,7 @@ class SupervisedProcess:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The startup report of the last process that was ready; empty before the first one was."""
+        """The startup report of the last process that became ready; empty before that."""
         return self._facts
 
     def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
@@ -127,7 +127,7 @@ class SupervisedProcess:
 
     async def restart(self, limit_s: float) -> None:
         """Stop the process within `limit_s` seconds and start another one. Returns when the new one
-        is ready, and never if none becomes ready.
+        is ready; does not return if none becomes ready.
 
         This is not counted as a death. A process that is not ready is not stopped, only waited for.
         """

@@ -2,11 +2,11 @@
 
 Defines the right that each method requires, and reads the credentials of a call: its Authorization
 metadata and its client certificate. The authenticator maps credentials to a caller. Without an
-authenticator, a proxy may send the tenant in the metadata; the caller then has the rights of that
-tenant in the policy file (which lists tenants and their rights), or all rights without a file. The
-handler receives the caller together with the message (`read_limiter.py`). It must not check again,
-because the policy may have changed meanwhile. Only the handler of Multiplex calls this module: it
-checks the call, and each request when the request arrives.
+authenticator, a proxy may send the tenant in the metadata. The caller then has the rights that the
+policy file (a list of tenants and their rights) grants to this tenant; without a file it has all
+rights. The handler receives the caller together with the message (`read_limiter.py`). It must not
+check again, because the policy may have changed meanwhile. Only the handler of Multiplex calls this
+module: it checks the call, and each request when the request arrives.
 """
 
 import dataclasses

@@ -247,8 +247,8 @@ class _ResumeEncoder:
         self._position = position
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
-        """Yield the messages of the events that the client has not received. The first call ends
-        the exception that the request may have any number of unsent tokens."""
+        """Yield the messages of the events that the client has not received. Clears
+        `is_backlog_unlimited` of the request, so that its number of unsent tokens is limited."""
         self._request.is_backlog_unlimited = False
         for message in self._encoder.encode(self._position.remaining_events(batch, self._request)):
             yield b"".join((_RESPONSE, varint(len(message)), message))

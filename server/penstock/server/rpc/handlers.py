@@ -9,10 +9,9 @@ No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps 
 ended the call, and with it these frames, until the garbage collector runs, which does not take the
 number of bytes into account.
 
-A method that serves one request receives the account of the request: the data for its record
-(`front/accounts.py`), with the attributes of the call and of the message. The account is closed
-here, where the status of each call is set. The outcome of a cancelled call depends on what ended
-it: its client, its deadline, or the server.
+A method that serves one request receives the account of the request, which collects the data for
+its record (`front/accounts.py`). The account is closed here, where the status of each call is set.
+The outcome of a cancelled call depends on what ended it: its client, its deadline, or the server.
 """
 
 import asyncio

@@ -39,8 +39,8 @@ class Health(health_pb2_grpc.HealthServicer):
         return self._is_serving
 
     def close(self) -> None:
-        """Report NOT_SERVING and end all watches, because a server that stops waits for open
-        calls."""
+        """Report NOT_SERVING and end all watches, because a server waits for its open calls when it
+        stops."""
         self.shut_down()
         self._is_closed = True
         self._notify()

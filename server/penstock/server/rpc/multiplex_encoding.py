@@ -68,8 +68,8 @@ class MultiplexEncoder:
         return self.frame(self._responses.encode(batch))
 
     def frame(self, messages: Iterable[bytes]) -> Sequence[bytes]:
-        """Return serialised GenerateResponse messages as serialised MultiplexResponse messages, one
-        for each."""
+        """Wrap each serialised GenerateResponse in a MultiplexResponse, and return these messages,
+        serialised."""
         return [_framed(self._head, data) for data in messages]
 
     def encode_text(self, text: str, num_tokens: int = 1) -> bytes:

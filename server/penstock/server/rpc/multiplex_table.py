@@ -208,8 +208,8 @@ class MultiplexTable:
         return bool(self._ended)
 
     def submit(self, message: pb.MultiplexSubmit, failure: Failure | None = None) -> None:
-        """Start a request. If it fails, also with `failure` (the error found while the message was
-        parsed), the error is sent as the last event of the request.
+        """Start a request. If it fails, or if `failure` (the error found while the message was
+        parsed) is not None, the error is sent as the last event of the request.
 
         Raises RequestError if the key is in use, because its events would be ambiguous.
         """

@@ -1,5 +1,5 @@
-"""Implements the handlers of penstock.v1.OperationsService, which query and command the processes
-of the service through `Operations`.
+"""Implements the handlers of penstock.v1.OperationsService. They query the processes of the
+service, and send commands to them, through `Operations`.
 
 Checks requests, splits responses into messages, and implements pagination. A page token has the
 sort key of the last entry of a page and a checksum of the list's filters. The next page continues
@@ -404,8 +404,8 @@ def page_of(
     """Return at most `size` of the sorted `entries`: those after the page whose `next_token` is
     `token`, or the first ones if it is empty.
 
-    `key_of` returns the sort key of an entry. `filters` identifies the list. Raises BadPageToken
-    if `token` is not of this list.
+    `key_of` returns the sort key of an entry. `filters` are the encoded filters of the list. Raises
+    BadPageToken if `token` is not a page token of a list with these filters.
     """
     digest = zlib.crc32(filters)
     if token:

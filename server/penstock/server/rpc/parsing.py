@@ -123,7 +123,7 @@ class _FieldCount:
         self._data_bytes: dict[str, int] = {}
 
     def check(self, descriptor: Descriptor) -> None:
-        """Count the fields, numbers and parts of the whole message."""
+        """Count the fields, numbers and parts of the whole message, and check the limits."""
         self._check(descriptor, 0, len(self._data), "")
 
     def _check(self, descriptor: Descriptor, start: int, end: int, prefix: str) -> None:
@@ -175,7 +175,7 @@ def _at_most(path: str, unit: str, number: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """The type of a field. `inner` is its message type, None for other fields.
+    """The type of a field. `inner` is its message type; None if the field is not a message.
 
     `is_request` is True for a GenerateRequest, and `is_part` for a ContentPart of a chat message.
     `is_data` is True for tools, tool calls and template arguments, whose bytes are counted instead
@@ -340,8 +340,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield for each field from `position` to `end` its number, the start of its content (-1 if it
-    is not length-delimited), and its end. Raises IndexError or ValueError if the wire format is
+    """For each field from `position` to `end`, yield its number, the start of its content (-1 if
+    it is not length-delimited), and its end. Raises IndexError or ValueError if the wire format is
     invalid."""
     while position < end:
         tag, position = _varint(data, position)
@@ -361,8 +361,8 @@ def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at `position`, and the position after it. Raises IndexError if the data end
-    first, and ValueError if the varint has more than ten bytes."""
+    """Return the varint at `position`, and the position after it. Raises IndexError if the varint
+    is truncated, and ValueError if it has more than ten bytes."""
     result = data[position]
     position += 1
     if result < 0x80:

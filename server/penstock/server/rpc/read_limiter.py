@@ -7,7 +7,8 @@ of half-open calls. It also reports malformed bytes as UNKNOWN with the name of 
 metadata only after a client has acknowledged its settings.
 
 In HTTP/2, a method with one request message does not differ from a method with a request stream.
-Therefore each method is served as a stream here, of which one message is read.
+Therefore methods with one request message are served here as methods with a request stream, and one
+message is read.
 
 A message takes memory while it arrives. Nothing is read from a caller that is not permitted to make
 the call; the handler receives the error, a `Failure`, instead of the message. Other reads are
@@ -87,7 +88,7 @@ class _CallCount:
 class _MethodPolicy:
     """How the messages of one method are read.
 
-    `right`: see `AccessControl.right_of`. Several methods share one `slots` and one `calls`.
+    `right`: see `AccessControl.right_of`. Several methods share the same `slots` and `calls`.
     `is_ours` is True for handlers of Penstock, which take bytes.
     """
 

@@ -45,7 +45,7 @@ class ReadingSlots:
     all methods on one event loop.
 
     `yield_after_s` is how long a slot may be held while another read waits for it, in seconds.
-    `clock` is the clock of the deadlines; None for that of the running event loop.
+    `clock` is the clock of the deadlines; None means the clock of the running event loop.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ class GenerationExecutorProxy:
         """Stop the engine and its worker process. Blocks for up to `shutdown_s`, and then until
         both have ended, at most 10 s for each; a second call does nothing.
 
-        Raises at the end a previous error that was not yet raised.
+        Finally raises the oldest error of the engine that was not raised yet, if there is one.
         """
         with self._shutdown_lock:
             if self._is_shut_down:

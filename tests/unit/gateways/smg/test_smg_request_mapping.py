@@ -256,7 +256,9 @@ def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: s
 
 
 def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
-    """The client does not know the index of the entry in our list."""
+    """Our message has a list instead of the map. The client does not know the index of an entry in
+    it.
+    """
     own = penstock_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))

@@ -48,7 +48,7 @@ def events(*keys: int, ends: tuple[Completed | Failed, ...] = ()) -> StepEvents:
 
 
 class QuarantineHarness:
-    """A quarantine, and the keys that it published."""
+    """A quarantine, and the request keys that it published."""
 
     def __init__(self, *suspects: SuspectedRequest) -> None:
         self.shown: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""Memory is returned to the system after large growth, and only then."""
+"""Memory is returned to the operating system after large growth, and only then."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Prompts and ids to detokenise are charged to their tenant's quota before the conversion. The
-charge is refunded only if too much text of the tenant waits, or if the request is displaced from
-the engine's queue.
+"""Prompts, and token ids to detokenise, are charged to their tenant's quota before the conversion.
+The charge is refunded only if too much text of the tenant waits, or if the request is displaced
+from the engine's queue.
 """
 
 from __future__ import annotations

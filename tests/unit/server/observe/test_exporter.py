@@ -1,5 +1,5 @@
 """A front's connection to the observer over a real socket: how reports are sent in batches, what is
-dropped at limits and losses, and how the observer's commands are answered.
+dropped if limits are reached or the observer is lost, and how commands are answered.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def test_a_response_with_long_records_is_encoded_in_parts() -> None:
 
 
 def test_the_once_encoder_keeps_no_object_for_each_token() -> None:
-    """Each run of the garbage collector would visit all these objects."""
+    """Each run of the garbage collector would visit the objects of all tokens."""
     encoder = OnceEncoder()
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     gc.collect()

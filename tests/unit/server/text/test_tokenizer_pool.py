@@ -1,4 +1,4 @@
-"""Tenants take turns on the tokenizer's threads, each with a limited amount of text."""
+"""Tenants take turns on the tokenizer's threads. The text that waits is limited per tenant."""
 
 from __future__ import annotations
 

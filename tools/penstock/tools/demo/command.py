@@ -35,7 +35,7 @@ _SCENES = {
     "deadline": "twice the capacity, with deadlines: which requests are in time",
 }
 _KILLED_TOKENS = 600
-_PACED = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.02}}')
+_PACED = ("--simulated-config", '{"is_real_time": true, "cost": {"step_s": 0.02}}')
 """Arguments of `penstock serve` for simulated steps of at least 20 ms in real time, so that the
 outcome does not depend on the machine's speed.
 """
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
-    """Return the requests of three clients, one with a higher priority.
+    """Return three requests, one with a higher priority.
 
     They have fixed seeds, so that every demo has the same output.
     """

@@ -1,4 +1,4 @@
-"""Adds and reads the flags for traces and simulated servers of the commands that simulate.
+"""Adds and reads flags that `simulate` and `plan` share: those of traces and simulated servers.
 
 Most flags are generated from the settings of the simulation. The simulation package is imported
 only when a command runs.
@@ -341,8 +341,8 @@ def check_report_options(args: argparse.Namespace) -> None:
 
 def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
     """Write PNG plots into the report's folder if --png is given, or if matplotlib is installed and
-    --no-png is not given; print the folder on stderr. `command`: the name printed before it. Raises
-    UsageError, OSError.
+    --no-png is not given; print the folder on stderr. `command`: the name printed before the
+    folder. Raises UsageError, OSError.
     """
     from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
 

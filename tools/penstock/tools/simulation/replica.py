@@ -8,7 +8,7 @@ service. With several replicas, run all of them until a request's arrival, then 
 import math
 import threading
 
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.server.observe.recording.trace import TraceRequest

@@ -1,10 +1,10 @@
 """A simulated executor that reports the prefill of each step and generates no real tokens.
 
 The prefill is read from the batch, because the engine's events do not report how much was computed
-for a request that fails. Token values are not used, so every token is 0; the hashes of the base
-class would take an eighth of the time of a run. If a request may end before its `max_tokens`, this
-executor ends it at its output length with a stop result, so that the scheduler has no more
-information in advance than with a real model.
+for a request that fails. Token values are not used, so every token is 0; the base class computes
+them with hashes, which would take an eighth of the time of a run. If a request may end before its
+`max_tokens`, this executor ends it at its output length with a stop result, so that the scheduler
+has no more information in advance than with a real model.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.simulated.clock import WaitableClock
 from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import Pacer
 from penstock.scheduler.batch import Batch, SlotEnd, StepResult
 from penstock.scheduler.request import FinishReason, RequestSpec
 
@@ -43,11 +43,11 @@ class WatchedExecutor(SimulatedExecutor):
     def __init__(
         self,
         config: ExecutorConfig,
-        pacer: Pacer,
+        clock: WaitableClock,
         on_prefill: PrefillWatcher,
         output_length: OutputLength | None = None,
     ) -> None:
-        super().__init__(config, pacer=pacer)
+        super().__init__(config, clock=clock)
         self._on_prefill = on_prefill
         self._output_length = output_length
         # Per slot: number of tokens after which the request's last token is computed.

@@ -55,18 +55,18 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(
-    process: str, level: str, *, form: str = "text", has_foreign_text: bool = False
+    process: str, level: str, *, form: str = "text", has_exception_messages: bool = False
 ) -> None:
     """Send the log records and uncaught exceptions of this process to stderr, rate-limited.
 
     `process` is the name of this process in its lines. `level` is a name such as "info". `form` is
-    one of LOG_FORMATS. `has_foreign_text` enables the messages of exceptions of other libraries,
-    which may quote data of clients. Raises ValueError for an unknown level.
+    one of LOG_FORMATS. `has_exception_messages` enables the messages of exceptions of other
+    libraries, which may quote data of clients. Raises ValueError for an unknown level.
     """
     if form == AUTO_FORMAT:
         form = "short" if sys.stderr.isatty() else "text"
     handler = _StderrHandler(sys.stderr)
-    handler.setFormatter(_FORMATTERS[form](process, has_foreign_text=has_foreign_text))
+    handler.setFormatter(_FORMATTERS[form](process, has_exception_messages=has_exception_messages))
     handler.addFilter(DisconnectErrorFilter())
     handler.addFilter(RateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

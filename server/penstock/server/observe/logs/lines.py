@@ -6,7 +6,7 @@ request id contains line breaks.
 
 The type and the frames of an exception are always logged, its message only if it is safe. The
 message of an exception raised while a request is handled may quote the request ("invalid literal:
-'...'"), so without `has_foreign_text` messages are logged only from these sources:
+'...'"), so without `has_exception_messages` messages are logged only from these sources:
 
 - Penstock's exceptions, except those of packages that handle client data; the part after a colon
   may quote the cause of the exception, so it is removed if a cause is of another source;
@@ -29,10 +29,10 @@ from penstock.server.observe.logs.limits import LEFT_OUT
 
 FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
 """Keys of `extra` that are written after the message. Other keys are ignored, except
-FOREIGN_TEXT."""
-FOREIGN_TEXT = "foreign_text"
-"""The key of `extra` for text of other libraries, which is written only if `has_foreign_text` is
-set."""
+EXCEPTION_MESSAGE."""
+EXCEPTION_MESSAGE = "exception_message"
+"""The key of `extra` for a message of another library, which is written only if
+`has_exception_messages` is set."""
 _SHORT_NAMES = {"request_id": "request", "trace_id": "trace"}
 _QUOTERS = "asyncio"
 """A logger whose messages contain the repr of objects, and therefore their content."""
@@ -81,13 +81,15 @@ class LoggedException:
     frames: tuple[Frame, ...]
 
 
-def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[LoggedException, ...]:
+def failures_of(
+    error: BaseException, *, has_exception_messages: bool
+) -> tuple[LoggedException, ...]:
     """Return the exception, its chain of causes and the members of exception groups, at most
     `MAX_FAILURES` in total."""
     return tuple(
         LoggedException(
             kind=_kind_of(link),
-            message=_error_message_of(link, has_foreign_text=has_foreign_text),
+            message=_error_message_of(link, has_exception_messages=has_exception_messages),
             frames=_frames_of(link.__traceback__),
         )
         for link in _chain_of(error, has_suppressed=False)
@@ -126,8 +128,8 @@ def _kind_of(error: BaseException) -> str:
     )
 
 
-def _error_message_of(error: BaseException, *, has_foreign_text: bool) -> str:
-    if has_foreign_text or _is_driver_error(error):
+def _error_message_of(error: BaseException, *, has_exception_messages: bool) -> str:
+    if has_exception_messages or _is_driver_error(error):
         return _text_of(error)
     if isinstance(error, OSError):
         return _system_message(error)
@@ -180,30 +182,30 @@ def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
 
 class LineFormatter(logging.Formatter):
     """The base class of the formatters. `process` is the name of the process in the lines; see
-    `configure_logging` for `has_foreign_text`."""
+    `configure_logging` for `has_exception_messages`."""
 
-    def __init__(self, process: str, *, has_foreign_text: bool = False) -> None:
+    def __init__(self, process: str, *, has_exception_messages: bool = False) -> None:
         super().__init__()
         self._process = process
         self._pid = os.getpid()
-        self._has_foreign_text = has_foreign_text
+        self._has_exception_messages = has_exception_messages
 
     def _message_of(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
-        if record.name.partition(".")[0] == _QUOTERS and not self._has_foreign_text:
+        if record.name.partition(".")[0] == _QUOTERS and not self._has_exception_messages:
             # "Exception in callback f(arguments)", "...\nfuture: <Task ... exception=...>".
             message = message.partition("\n")[0].partition("(")[0]
         return message
 
     def _facts_of(self, record: logging.LogRecord) -> dict[str, Any]:
-        names = (*FACTS, FOREIGN_TEXT) if self._has_foreign_text else FACTS
+        names = (*FACTS, EXCEPTION_MESSAGE) if self._has_exception_messages else FACTS
         facts = {name: getattr(record, name, None) for name in names}
         return {name: fact for name, fact in facts.items() if fact not in (None, "")}
 
     def _failures_of(self, record: logging.LogRecord) -> tuple[LoggedException, ...]:
         if not record.exc_info or record.exc_info[1] is None:
             return ()
-        return failures_of(record.exc_info[1], has_foreign_text=self._has_foreign_text)
+        return failures_of(record.exc_info[1], has_exception_messages=self._has_exception_messages)
 
 
 class TextFormatter(LineFormatter):

@@ -81,7 +81,7 @@ def read_token_ids(
 def token_input(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Convert token ids to an input. Records a violation for each id outside the vocabulary.
+    """Return token ids as a prompt. Records a violation for each id outside the vocabulary.
 
     More than IDS_AT_ONCE ids become a `LongTokenInput`, whose ids are converted and checked later.
     """
@@ -188,8 +188,8 @@ def _read_template_data(
     violations: Violations,
     values: "_Values",
 ) -> TemplateData:
-    """Return the tools and template arguments of a chat, with the size in bytes that they and the
-    tool calls of `messages` have as JSON."""
+    """Return the tools and template arguments of a chat. `num_bytes` of the result is the size of
+    the tools, the arguments and the tool calls of `messages` as JSON."""
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     path = "chat_prompt.tools"
     if violations.count(path, len(prompt.tools), _MAX_TOOLS):

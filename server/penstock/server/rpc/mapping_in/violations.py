@@ -52,7 +52,8 @@ class Violations:
 
     def prompt_too_long(self, failure: Failure) -> None:
         """Record the violations of `failure`, the error for a prompt that is too long. If there are
-        no other violations, `raise_if_any` raises an error with its reason and metadata."""
+        no other violations, `raise_if_any` raises an error with the reason and metadata of
+        `failure`."""
         for violation in failure.violations:
             self.add(violation.path, violation.description)
         self._reason = failure.reason
@@ -108,8 +109,8 @@ class Violations:
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
-        """Return True if a list is short enough to be read; otherwise record a violation and return
-        False."""
+        """Return True if a list has at most `max_entries` entries; otherwise record a violation and
+        return False."""
         if num_entries <= max_entries:
             return True
         self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")

@@ -1,4 +1,4 @@
-"""Which messages of exceptions a log may contain."""
+"""Which exception messages may be logged."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def raised(error: BaseException, origin: BaseException | None = None) -> BaseExc
     return caught(act)
 
 
-def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple[str, str]]:
-    reported = failures_of(error, has_foreign_text=has_foreign_text)
+def words(error: BaseException, *, has_exception_messages: bool = False) -> list[tuple[str, str]]:
+    reported = failures_of(error, has_exception_messages=has_exception_messages)
     return [(failure.kind.rpartition(".")[2], failure.message) for failure in reported]
 
 
@@ -100,7 +100,7 @@ def test_an_origin_that_is_hidden_counts_and_is_not_reported() -> None:
 
 def test_with_the_switch_all_messages_are_logged() -> None:
     died = raised(ExecutorDied(f"step 3: {CANARY}"), RuntimeError(CANARY))
-    assert words(died, has_foreign_text=True) == [
+    assert words(died, has_exception_messages=True) == [
         ("ExecutorDied", f"step 3: {CANARY}"),
         ("RuntimeError", CANARY),
     ]
@@ -128,6 +128,6 @@ def test_the_innermost_frames_of_many_are_listed() -> None:
             raise ValueError(CANARY)
         down(depth - 1)
 
-    (reported,) = failures_of(caught(lambda: down(100)), has_foreign_text=False)
+    (reported,) = failures_of(caught(lambda: down(100)), has_exception_messages=False)
     assert len(reported.frames) == MAX_FRAMES
     assert {frame.function.rpartition(".")[2] for frame in reported.frames} == {"down"}

@@ -1,4 +1,6 @@
-"""One event is one line, as text or JSON, with the ids of its request and without content."""
+"""One event is one line, as text or JSON, with the ids of its request and without the request's
+content.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_an_exception_is_logged_as_type_and_frames_without_its_message(formatter
     assert CANARY not in line
     assert "failure" in line, "the function it rose in"
     assert len(line.splitlines()) == 1
-    line = formatter("engine", has_foreign_text=True).format(record("failed", exc_info=failure()))
+    line = formatter("engine", has_exception_messages=True).format(
+        record("failed", exc_info=failure())
+    )
     assert CANARY in line
 
 
@@ -147,8 +151,8 @@ def test_representations_of_asyncio_objects_are_omitted(message: str, reported: 
 
 
 def test_messages_of_other_packages_are_logged_only_if_permitted() -> None:
-    reported = record("the engine's words", foreign_text=CANARY)
+    reported = record("the engine's words", exception_message=CANARY)
     assert CANARY not in TextFormatter("engine").format(reported)
     assert CANARY not in JsonFormatter("engine").format(reported)
-    line = TextFormatter("engine", has_foreign_text=True).format(reported)
-    assert line.endswith(f'foreign_text="{CANARY}"')
+    line = TextFormatter("engine", has_exception_messages=True).format(reported)
+    assert line.endswith(f'exception_message="{CANARY}"')

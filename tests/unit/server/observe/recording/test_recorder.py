@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.executor.simulated.pace import VirtualClock
+from penstock.executor.simulated.clock import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Completed, StepEvents

@@ -146,7 +146,9 @@ def test_queue_slots_admit_no_more_than_their_number() -> None:
 
 
 class IntermittentExporter(SpanExporter):
-    """An exporter whose first call succeeds, second fails and third raises."""
+    """An exporter whose first call succeeds, whose second call returns a failure, and whose third
+    call raises OSError.
+    """
 
     def __init__(self) -> None:
         self.num_calls = 0

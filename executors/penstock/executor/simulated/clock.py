@@ -5,7 +5,7 @@ import time
 from typing import Protocol
 
 
-class Pacer(Protocol):
+class WaitableClock(Protocol):
     """A clock that can wait."""
 
     def __call__(self) -> float:
@@ -17,8 +17,8 @@ class Pacer(Protocol):
         ...
 
 
-class RealTime:
-    """A pacer with the system's monotonic clock; setting `interrupt` ends a wait immediately."""
+class RealTimeClock:
+    """A clock with the system's monotonic clock; setting `interrupt` ends a wait immediately."""
 
     def __call__(self) -> float:
         """Return the time in seconds."""
