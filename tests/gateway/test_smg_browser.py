@@ -284,8 +284,8 @@ def test_the_page_reports_an_incomplete_response(browser: Browser, origin: str, 
 def loaded_page(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
 ) -> LoadedPage:
-    """Open the page with a prompt that is sent at once; return the document when the response is
-    over. If `until` is not IS_OVER, press Stop once that condition holds.
+    """Open the page with a prompt that it sends at once; return the document when the response has
+    ended. If `until` is not IS_OVER, press Stop once that condition holds.
     """
     asked = {"gateway": to, "prompt": GREETING, "max_tokens": max_tokens, "model": model}
     page = browser.open(f"{origin}/?{urllib.parse.urlencode(asked)}")

@@ -124,7 +124,7 @@ class Prometheus:
 
 
 class Traffic:
-    """Increases every metric with each call of `proceed`."""
+    """Increases the service's metrics with each call of `proceed`."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
