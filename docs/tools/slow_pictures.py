@@ -151,7 +151,7 @@ def _read_flight_record(file: Path, found: Run, home: Path) -> None:
 
 
 def draw(case: Case, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the pictures of a case, by file name."""
+    """Return the pictures of a case as SVG, by file name."""
     timeline = picture_timeline.timeline_of(runs[0].trace)
     pictures = {f"{case.name}-timeline.svg": picture_timeline.picture(timeline, case.view)}
     if case.has_top:
