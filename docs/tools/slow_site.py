@@ -62,8 +62,8 @@ class Prometheus:
         )
 
     def query(self, query: str) -> dict[str, float]:
-        """Return the current values of a query by their labels; empty without data. Raises
-        RunFailed for an invalid query.
+        """Return the current values of a PromQL query by their label values, joined with spaces;
+        empty without data. Raises RunFailed for an invalid query.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
@@ -155,10 +155,10 @@ def shortened(summary: str) -> list[str]:
 
 
 def figures_of(answers: Sequence[RequestOutcome], prefix: str) -> str:
-    """Format TTFT, longest gap and E2E latency as median (worst) of the clients with this name
-    prefix.
+    """Format TTFT, longest gap between tokens and E2E latency, each as median (worst), of the
+    requests whose names have this prefix.
 
-    Includes the number of errors by reason, if any.
+    Appends the number of errors by reason, if any.
     """
     its = [each for each in answers if each.name.startswith(prefix)]
     ends = [each.end for each in its]
