@@ -142,7 +142,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
 
 
 def _read_flight_record(file: Path, found: Run, home: Path) -> None:
-    """Store the trace and the summary that `penstock timeline` creates from a flight recording."""
+    """Store the trace and the summary that `penstock timeline` creates from a flight record."""
     output = home / "timeline.json"
     command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
