@@ -67,8 +67,8 @@ class Attack:
 
 @dataclass
 class Probe:
-    """The well-behaved client: sends short requests from a thread within the block, because the
-    attacks block the main thread.
+    """The well-behaved client: a context manager that sends short requests from a thread, because
+    the main thread waits for the attacks.
     """
 
     address: str

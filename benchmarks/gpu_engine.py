@@ -82,7 +82,7 @@ class Load:
 
     def submit(self, count: int, num_prompt: int, num_new: int, sampling: SamplingParams) -> None:
         """Submit `count` requests together. Each generates exactly `num_new` tokens: it has no stop
-        ids, or `min_tokens` prevents that they are sampled.
+        ids, or `min_tokens` prevents them from being sampled.
         """
         for _ in range(count):
             self._num_submitted += 1

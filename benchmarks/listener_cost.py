@@ -182,7 +182,7 @@ def executor(num_running: int) -> SimulatedExecutor:
 
 @contextlib.contextmanager
 def flight(info: ExecutorInfo, config: SchedulerConfig) -> Generator[EngineListeners]:
-    """Yield a flight recorder; another process reads its records within the block."""
+    """Yield a flight recorder; until the `with` block ends, another process reads its records."""
     fd = create_memory(NUM_KEPT_STEPS, "penstock-benchmark")
     writer = FlightWriter(fd, facts_of("model", 1, info, config))
     command = (sys.executable, __file__, "read", str(fd))

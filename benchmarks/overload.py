@@ -53,8 +53,8 @@ _PROBE_EVERY_S = 0.05
 class Level:
     """The results at one load: rates per second, times in milliseconds.
 
-    Only `served_per_s` and `goodput_per_s` leave out the warm-up, and requests that end after the
-    load.
+    Only `served_per_s` and `goodput_per_s` leave out requests that end in the warm-up, or after
+    the duration of the load.
     """
 
     load: float

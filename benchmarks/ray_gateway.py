@@ -74,8 +74,8 @@ def options(load: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def ray_service(*given: str) -> Generator[int]:
-    """Start a Ray node within the block; yield the port of its ingress. Raises RunFailed if it does
-    not start.
+    """Start a Ray node; yield the port of its gRPC ingress; stop the node at the end. Raises
+    RunFailed if it does not start.
     """
     grpc_port = free_port()
     folder = tempfile.mkdtemp(prefix="pr-")

@@ -283,8 +283,8 @@ def stops(options: Namespace) -> Outcome:
 
 @contextmanager
 def ticking() -> Generator[tuple[Path, Path]]:
-    """Add a ticker to the event loop of every front that is started within the block; yield a
-    folder for models, and the folder of the ticks.
+    """Set the environment so that every front started from now on has a ticker in its event loop;
+    yield a folder for models, and the folder of the ticks.
     """
     with tempfile.TemporaryDirectory() as folder:
         ticks = Path(folder) / "ticks"

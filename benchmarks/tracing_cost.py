@@ -88,7 +88,8 @@ _PLANS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """The figures that a variant adds to those of its base: medians over the rounds.
+    """The differences between the figures of a variant and those of its base: medians over the
+    rounds.
 
     `loop_error_us`: one standard error of the mean of `loop_us`.
     """
@@ -155,7 +156,7 @@ def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list
 
 
 def added(runs: Sequence[RunResult], side: str) -> Added:
-    """Return the figures that a variant adds to those of its base."""
+    """Return the differences between the figures of a variant and those of its base."""
     pairs = list(zip(*of_side(runs, side), strict=True))
     loop_us = [one.loop_us - base.loop_us for one, base in pairs]
     return Added(

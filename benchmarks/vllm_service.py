@@ -43,7 +43,7 @@ class VllmService:
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
-        """Resume the server within the block."""
+        """Resume the server, and stop it again when the `with` block ends."""
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Draws a flight recording in the style of Perfetto: the steps, the counters, the slots and the
+"""Draws a flight record in the style of Perfetto: the steps, the counters, the slots and the
 queue, with arrows between the slices of each highlighted request.
 
 Its input is the Chrome trace (JSON) that `penstock timeline` writes. Does no I/O.

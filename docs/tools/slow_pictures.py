@@ -142,7 +142,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
 
 
 def _read_flight_record(file: Path, found: Run, home: Path) -> None:
-    """Store the trace and the summary that `penstock timeline` creates from a flight recording."""
+    """Store the trace and the summary that `penstock timeline` creates from a flight record."""
     output = home / "timeline.json"
     command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -151,7 +151,7 @@ def _read_flight_record(file: Path, found: Run, home: Path) -> None:
 
 
 def draw(case: Case, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the pictures of a case, by file name."""
+    """Return the pictures of a case as SVG, by file name."""
     timeline = picture_timeline.timeline_of(runs[0].trace)
     pictures = {f"{case.name}-timeline.svg": picture_timeline.picture(timeline, case.view)}
     if case.has_top:

@@ -136,7 +136,7 @@ def block(case: Case, runs: Sequence[Run]) -> str:
 
 def log_lines(log: str, words: Sequence[str]) -> list[str]:
     """Return the log lines since the service was ready that contain any of these words; paths of
-    flight recordings are shortened to file names."""
+    flight records are shortened to file names."""
     _, _, since = log.rpartition("penstock metrics on")
     lines = [line for line in since.splitlines() if any(word in line for word in words)]
     return [_FOLDER.sub("", line) for line in lines]

@@ -341,7 +341,7 @@ class _Received:
 
     def outcome(self) -> str:
         """Return what is missing in a stream that ended without an error, "" if it is complete.
-        Adds a wrong number of tokens to `wrong`.
+        Adds an entry to `wrong` if the reported number of tokens differs from the received one.
         """
         if self._end is None:
             return "no end"

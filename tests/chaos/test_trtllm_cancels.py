@@ -35,7 +35,7 @@ POISON = 3
 
 
 class Storm:
-    """Random requests, all from one seed, to one engine whose stand-in is not paused."""
+    """Sends random requests, all drawn with one seed, to an engine whose stand-in is not paused."""
 
     def __init__(self, folder: Path, policy: CapacityPolicy, seed: int) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Converts a flight recording (the steps and requests that a service's engine recorded) to a trace
+"""Converts a flight record (the steps and requests that a service's engine recorded) to a trace
 to replay, and to steps for fitting the cost model.
 
 A recording does not contain the common prefixes of prompts, so replayed prompts share none.
@@ -33,7 +33,7 @@ class FlightTrace:
 
 
 def is_flight_file(path: Path) -> bool:
-    """Return whether a file has the header of a flight recording. Raises OSError.
+    """Return whether a file has the header of a flight record. Raises OSError.
 
     Returns False for anything but a regular file, without opening it: a pipe, for example, cannot
     be read twice.
