@@ -27,7 +27,7 @@ from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.spare_memory import map_large_blocks_separately
 from penstock.server.gateways import NO_GATEWAY, load_gateway
-from penstock.server.ipc.board import BoardView, FrontHeartbeat
+from penstock.server.ipc.board import BoardView, LivenessWriter
 from penstock.server.ipc.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Heartbeat, Hello
@@ -102,8 +102,8 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         return EXIT_CANNOT_START
     gc.collect()
     gc.freeze()
-    heartbeat = _heartbeat(launch)
-    heartbeat.start()
+    liveness = _liveness_timer(launch)
+    liveness.start()
     control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_no_further_engine))
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
     keeping = asyncio.create_task(security.poll_periodically(), name="poll security files")
@@ -118,7 +118,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         await reporter.close()
     await port.close()
     text.close()
-    heartbeat.stop()
+    liveness.stop()
     return EXIT_OK
 
 
@@ -134,20 +134,20 @@ def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMak
     return lambda front, access: gateway.make_service(front, access, board)
 
 
-class _FrontHeartbeatTimer:
+class _LivenessTimer:
     """Writes a heartbeat for the supervisor every `interval_s` seconds from `start` to `stop`. Does
-    nothing if `heartbeat` is None."""
+    nothing if `writer` is None."""
 
-    def __init__(self, heartbeat: FrontHeartbeat | None, interval_s: float) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self, writer: LivenessWriter | None, interval_s: float) -> None:
+        self._writer = writer
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Write a heartbeat now and after each interval. Call this on the event loop."""
-        if self._heartbeat is None:
+        if self._writer is None:
             return
-        self._heartbeat.heartbeat()
+        self._writer.heartbeat()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._interval_s, self.start)
 
@@ -158,15 +158,15 @@ class _FrontHeartbeatTimer:
             self._timer = None
 
 
-def _heartbeat(launch: FrontLaunch) -> _FrontHeartbeatTimer:
+def _liveness_timer(launch: FrontLaunch) -> _LivenessTimer:
     fd, limit_s = launch.heartbeats_fd, launch.server.front_hang_s
     if fd < 0 or not limit_s:
-        return _FrontHeartbeatTimer(None, 0.0)
+        return _LivenessTimer(None, 0.0)
     try:
-        heartbeat = FrontHeartbeat(fd, launch.heartbeat_row, launch.front_id)
+        writer = LivenessWriter(fd, launch.heartbeat_row, launch.front_id)
     finally:
         os.close(fd)
-    return _FrontHeartbeatTimer(heartbeat, limit_s / (NUM_CHECKS * _HEARTBEATS_PER_CHECK))
+    return _LivenessTimer(writer, limit_s / (NUM_CHECKS * _HEARTBEATS_PER_CHECK))
 
 
 def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:
