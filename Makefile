@@ -1,25 +1,31 @@
 # Everything starts here. Needs Python 3.11 or 3.12, with its venv module, and make.
 #
-#   make demo      install, start the service, stream three generations, stop
-#   make test      install, check, run the tests
-#   make quick     the tests of the scheduler, the front, the contract's mapping, text and ipc: seconds
+#   make demo      install what the demo needs, start the service, stream three generations, stop
+#   make install   install the package, and what its checks and tests need, into .venv
+#   make test      install, check, run all tests except those for a GPU and those of make nightly
+#   make quick     the tests of the scheduler, engine, front, contract's mapping, text and ipc: seconds
 #   make unit      the tests of the serving path that only compute
-#   make tools     the tests of tools/; make gateways: those of gateways/ but for Ray
-#   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
+#   make tools     the tests of tools/
+#   make gateways  the tests of gateways/ except those on a Ray cluster
+#   make nightly   the tests that make test leaves out because they take minutes, and the tests of the
+#                  same folders with many more examples of each property; then make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with GCC's sanitizers: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
-#   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
+#   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full:
+#                  two hours, more load)
 #   make cases     write the tests into the table of docs/survival-cases.md
 #   make architectures every causal language model of transformers, tiny, against its own forward;
 #                      writes docs/architectures.md (ARCHITECTURES_ARGS="--device cuda")
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
 #   make ray       the tests of the Ray Serve gateway on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
-#   make pages     write docs/contract.md, settings.md, telemetry.md and the generated pictures again
+#   make pages     write docs/contract.md, settings.md, telemetry.md, the pictures of the concepts and
+#                  the chart of figures again
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
-#   make protos    write the generated code again
+#   make protos    write the Python code generated from the protos again
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
-#   make format    format Python and protos
+#   make format    format Python and protos, mend what the linter can mend
+#   make clean     remove .venv, build output and caches
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -52,7 +58,7 @@ CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front ipc rpc text))
 UNIT := tests/property $(filter-out $(addprefix tests/unit/,deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
 TOOLS := tests/unit/tools $(wildcard $(addprefix tests/integration/test_,\
-	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
+	verify*.py demo*.py bench*.py build*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, what waits for processes and sockets, and what kills processes;
 # "0" runs it in one process, for a debugger.
 WORKERS ?= auto

@@ -67,8 +67,8 @@ class Attack:
 
 @dataclass
 class Probe:
-    """The well-behaved client: sends short requests from a thread within the block, because the
-    attacks block the main thread.
+    """The well-behaved client: a context manager that sends short requests from a thread, because
+    the main thread waits for the attacks.
     """
 
     address: str
@@ -169,8 +169,8 @@ def _rss_mib(process: psutil.Process) -> float:
 def checks_of(
     found: list[Attack], ends: dict[str, Any], num_errors: int, num_restarts: int, leaked: int
 ) -> list[Check]:
-    """Return the checks: the probe's latency under each attack, then the state after all
-    attacks and the ends of malformed calls.
+    """Return the checks: the probe's latency under each attack and its errors, the results of the
+    malformed calls (`ends`), and the state of the service at the end.
     """
     codes: dict[str, int] = ends["codes"]
     bugs = sum(codes.get(name, 0) for name in ("UNKNOWN", "INTERNAL", "UNAVAILABLE"))

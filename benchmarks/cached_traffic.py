@@ -66,8 +66,8 @@ def _system_prompts(prompts: _Prompts) -> Iterator[list[int]]:
 
 
 def _documents(prompts: _Prompts) -> Iterator[list[int]]:
-    """Yield prompts (block ids): a document and a question. A document has five questions on
-    average, with a mean distance of 60 requests.
+    """Yield prompts (block ids): a document and a question. A document gets five questions on
+    average; the mean gap between them is 60 requests.
     """
     due: list[tuple[float, int, list[int]]] = []
     now = 0

@@ -77,7 +77,7 @@ def count(name: str) -> Part:
 
 
 class _Profile:
-    """Counts the calls of functions in the traced folders within the block."""
+    """A context manager that counts the calls of functions in the traced folders."""
 
     def __init__(self) -> None:
         self.functions: Counter[tuple[str, int]] = Counter()

@@ -11,8 +11,8 @@ plaintext only.
 
 Penstock and the blocking server use the simulated executor, whose steps take no time, over the
 engine's Unix socket. Clients are separate processes on the same cores, so the requests per second
-depend on the total CPU time of client, front (gRPC server process) and engine. On few cores no
-ratio can exceed the ratio of these costs, which are in the table.
+depend on the total CPU time of client, front (gRPC server process) and engine. With few cores no
+ratio can exceed the ratio of these CPU times, which the table contains.
 """
 
 from __future__ import annotations

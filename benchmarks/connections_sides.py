@@ -52,8 +52,8 @@ class Tally:
 
     @contextlib.contextmanager
     def counting(self, *failures: type[Exception]) -> Generator[None]:
-        """Count the block as one request, and record its duration. `failures`: exceptions that
-        mark it as failed; they are suppressed.
+        """Count the `with` block as one request, and record its duration. `failures`: exceptions
+        that mark the request as failed; they are suppressed.
         """
         began_s = time.perf_counter()
         is_good = True

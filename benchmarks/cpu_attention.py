@@ -46,8 +46,8 @@ _MIXED = tuple((int(n), 1) for n in np.random.default_rng(1).integers(64, 609, 6
 class Shape:
     """The shape of a step.
 
-    `rows`: start and number of tokens of each row. `num_heads`: number of KV heads. `group`: query
-    heads per KV head. `head_dim`: elements per head.
+    `rows`: for each row, the numbers of earlier tokens and of new tokens. `num_heads`: number of KV
+    heads. `group`: query heads per KV head. `head_dim`: elements per head.
     """
 
     rows: tuple[tuple[int, int], ...]

@@ -67,7 +67,7 @@ class Vllm:
 
 
 class OpenVino:
-    """The continuous-batching pipeline of OpenVINO GenAI, in process."""
+    """The continuous-batching pipeline of OpenVINO GenAI, in this process."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         import numpy as np

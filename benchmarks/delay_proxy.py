@@ -3,8 +3,8 @@
     python benchmarks/delay_proxy.py TARGET_PORT ROUND_TRIP_S
 
 Listens on a free port of 127.0.0.1, prints it, and forwards to TARGET_PORT on 127.0.0.1. The TCP
-handshake is with the proxy and takes no time, so the first bytes of a new connection wait for one
-round trip longer. There is no bandwidth limit and no packet loss.
+handshake is with the proxy and takes no time; to simulate its delay, the first bytes of a new
+connection wait for one more round trip. There is no bandwidth limit and no packet loss.
 """
 
 from __future__ import annotations

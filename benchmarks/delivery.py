@@ -2,21 +2,21 @@
 
 The servers are Penstock (`Generate` with one and with two fronts (gRPC server processes),
 `Multiplex`) on its simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP
-lines and a C++ gRPC server. Each has tokens at fixed steps, the same messages and the same load
-client (C++, without gRPC's core library). The servers alternate. Reports medians over the rounds;
-rounds in which other processes used more than 0.3 cores are excluded, unless all did.
+lines and a C++ gRPC server. Each gets its tokens at fixed steps, and has the same load client (C++,
+without gRPC's core library). The servers alternate. Reports medians over the rounds; a round in
+which other processes used more than 0.3 cores is excluded, unless that holds for every round.
 
     python benchmarks/delivery.py [--full] [--json FILE]
 
 Measurements. CPU time: of all threads of the servers (front processes; the engine process
 separately), as reported by the kernel at both ends of a window. Delay: from the time at which a
 token is due until the client has read it. The program that generates the tokens of the other
-servers keeps an absolute schedule, so a slow server does not slow it down. The simulated executor
-also does, unless its engine process is delayed by more than a step; then its schedule is late from
-then on. This lateness is measured with two scripted pauses around the window, and subtracted (p99)
-or not (strict p99); the subtracted amount never exceeds the minimum delay of later tokens. A
-service's schedule is fitted to its fastest token, so the delays of a service begin at zero, which
-is about 0.3 ms too low.
+servers keeps an absolute schedule, so a slow server does not slow it down. So does Penstock's
+simulated executor, unless its engine process is delayed by more than a step: then all later tokens
+are late. This lateness is measured with two scripted pauses around the window, and subtracted (p99)
+or not (strict p99); the subtracted amount never exceeds the minimum delay of later tokens. The
+schedule of Penstock's tokens is inferred from the fastest token, whose delay thus counts as zero;
+this makes Penstock's delays about 0.3 ms too low.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ BASE: Load = (256, 20.0)
 BUSY: Load = (256, 5.0)
 OVERLOAD: Load = (256, 2.5)
 MANY: Load = (1000, 20.0)
-"""Loads: for the ratios; a load at which one message per token is too much; twice that load; many
-streams.
+"""The loads, in this order: for ratios between servers; so fast that one message per token is too
+much; twice that; with many streams.
 """
 _QUICK: dict[Load, tuple[str, ...]] = {
     BASE: (GENERATE, MULTIPLEX, AIO, EVENTS, LINES, CORE),
@@ -160,8 +160,8 @@ def _measured(cell: Cell) -> CellResult | None:
 
 
 def undisturbed(*sides: Sequence[CellResult]) -> list[list[CellResult]]:
-    """Return, for each side, its runs in the rounds that all sides have. Rounds disturbed by other
-    processes are left out, unless every round was disturbed.
+    """Return, for each side, its runs in the rounds in which all sides were measured. Rounds
+    disturbed by other processes are left out, unless every round was disturbed.
     """
     common = set.intersection(*({one.round_index for one in side} for side in sides))
     noisy = {

@@ -1,4 +1,4 @@
-"""Runs one cell of the delivery benchmark, which is one server under one load.
+"""Runs one cell of the delivery benchmark: one server under one load.
 
 Starts the server, the source of its tokens and the load client, pins them to cores, reads the load
 client's output, and terminates the processes. The server has a dedicated core (if there are at
@@ -85,10 +85,9 @@ class CellResult:
     Attributes:
         server_us, engine_us, client_us: CPU time per token, microseconds.
         foreign_cores: Number of cores used by other processes meanwhile.
-        delay_*_ms: Delays without the lateness of the source's schedule.
-        strict_p99_ms: Delay with this lateness.
-        slip_ms: The lateness of the source's schedule, -1 if unknown; then `strict_p99_ms` equals
-            `delay_p99_ms`.
+        slip_ms: How late the token source was by its own schedule, -1 if unknown.
+        delay_*_ms: Delays from when a token was due, less this lateness.
+        strict_p99_ms: The p99 delay with this lateness; if it is unknown, `delay_p99_ms`.
         is_aligned: Whether all streams got the same number of tokens before the second scripted
             pause; for other servers than Penstock, whether the schedule file could be read.
     """
@@ -134,8 +133,10 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A running server. `servers`, `source`: process ids. `schedule`: the file with the due time of
-    token 0 of its source; None: the schedule is determined from scripted pauses.
+    """A running server. `servers`, `source`: process ids.
+
+    `schedule`: a file with the time at which the first token is due; None if the client must infer
+    the schedule from scripted pauses.
     """
 
     port: int

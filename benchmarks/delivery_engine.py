@@ -86,8 +86,8 @@ class _Stopwatch:
 def measure_engine(
     num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
 ) -> EngineCost:
-    """Return the costs of `num_steps` steps of all streams, which are spread over the fronts round
-    robin; of fewer steps if they take over a minute.
+    """Return the costs of `num_steps` steps of all streams, or of as many as a minute allows. The
+    streams are spread over the fronts round robin.
     """
     num_tokens = num_steps + 4 * _WARM_STEPS
     cost = CostModel(
@@ -184,8 +184,8 @@ def _run(
 
 
 def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
-    """Submit requests after stdin is closed, then read events, like a front whose clients read fast
-    enough.
+    """Wait until stdin is closed, submit requests, then read events like a front whose clients read
+    fast enough.
     """
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)

@@ -1,7 +1,7 @@
 """Runs the servers that Penstock's delivery is compared with, or the source of their tokens.
 
-Each server sends the messages of `Generate`, one token per message, with minimal overhead; all
-Python servers use uvloop. The producer sends its server one frame per step: token k of every stream
+Each server sends one token per message (of `Generate` over gRPC) with minimal overhead; all Python
+servers use uvloop. The producer sends its server one frame per step: token k of every stream
 is due at T0 + k * step, regardless of earlier delays. Roles of this program:
 
     producer SOCKET STREAMS STEP_S SCHEDULE_FILE    the source of tokens; ends with its server
@@ -112,7 +112,7 @@ class Source(asyncio.Protocol):
 
 
 class Outbox:
-    """The tokens of one stream that are not yet written."""
+    """A queue of the tokens of one stream that are not sent yet."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Computes a Llama in plain PyTorch with a dense cache, as a lower bound for the engine's time.
+"""Computes a Llama in plain PyTorch with a dense cache: a lower bound for PyTorch's operators.
 
 Contains only the arithmetic, without paging, modules, scheduling or in-flight batching.
 """
@@ -24,8 +24,8 @@ class _Layer:
 
 
 class DenseLlama:
-    """Weights of a transformers Llama without grouped-query attention; projections with the same
-    input are fused.
+    """A Llama with the weights of a `transformers` model without grouped-query attention;
+    projections with the same input are fused.
     """
 
     def __init__(self, model: Any) -> None:

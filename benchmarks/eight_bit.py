@@ -1,9 +1,9 @@
 """Measures the loss of quality due to 8-bit weights or KV cache, with the demo model.
 
-The packaged demo model is trained, so its perplexity is meaningful. Windows of a text are submitted
-as prompts, and their log probabilities give the perplexity and the change of each token's log
-probability. Prefixes of the windows are continued greedily, and the tokens before the first
-difference from 16 bits are counted.
+The packaged demo model is trained, so its perplexity is meaningful. Texts that it generated in
+float32 are submitted as prompts; their log probabilities give the perplexity, and the change of
+each token's log probability compared with 16 bits. Prefixes of the texts are continued greedily,
+and the tokens before the first difference from 16 bits are counted.
 
     python benchmarks/eight_bit.py [--device cuda] [--full] [--json FILE]
 """

@@ -54,7 +54,9 @@ def engine_loop(connections: FrontConnections) -> EngineLoop:
 
 @contextlib.contextmanager
 def engine_on_socket(engine: Engine, executor: Executor) -> Generator[Path]:
-    """Run the engine loop on a thread within the block; yield the path of the socket for fronts."""
+    """Run the engine loop on a thread until the `with` block ends; yield the path of the socket for
+    fronts.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "engine.sock"
         with listening(engine, executor, path) as connections:

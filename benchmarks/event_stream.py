@@ -1,7 +1,7 @@
-"""A minimal client for one OpenAI-compatible call over HTTP/1.1 with server-sent events.
+"""A minimal HTTP/1.1 client for OpenAI-compatible chat completions, streamed as server-sent events.
 
-Sends a request and reads the server-sent events. It parses only headers, chunk sizes, event lines
-and the JSON, so that the figures do not include the cost of a client library.
+It parses only headers, chunk sizes, event lines and the JSON, so that the figures do not include
+the cost of a client library.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 Uses two models with random weights in bfloat16, created here: 1B (16 layers, hidden 2048, 32/8
 heads x 64, vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections:
-`decode` (engine steps at a context of 640), `mixed` (decodes and a chunk of 512 over 2k), `long`
-(one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling` (options
-one by one and all together, over greedy decoding), `first` (the first request after start),
-`timeline` (the kernels of two steps, from the profiler), `served` (`penstock serve` with 256
-streams) and `curve` (1 to 256 streams). The vLLM column is not measured here: it contains figures
-of vLLM 0.20.2, recorded on an H200.
+`decode` (steps of requests with a context of 640 tokens), `mixed` (steps of such requests and a
+prefill chunk of 512 tokens after 2,048), `long` (one request at 32k, divided by one at 640),
+`prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling` (some options one by one, and
+all together, divided by greedy decoding), `first` (the first request after start, divided by later
+ones), `timeline` (the kernels of two steps, from the profiler), `served` (`penstock serve` with 256
+streams) and `curve` (the same with 1 to 256 streams). The vLLM column is not measured here: it
+contains figures of vLLM 0.20.2, recorded on an H200.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
         [--quantization fp8] [--kv-cache-dtype fp8]
@@ -199,7 +200,7 @@ def measure_mixed(results: Results, executor: Executor, shape: str) -> None:
 
 
 def measure_long(results: Results, executor: Executor, shape: str) -> None:
-    """Compare one request with a long context with one with a short context."""
+    """Compare the step time of one request at a context of 32k tokens with that at 640."""
     short_ms = engine.decode_step_ms(executor, 1, engine.DRAWN, engine.CONTEXT)
     long_ms = engine.decode_step_ms(executor, 1, engine.DRAWN, 32_768)
     results.add(f"{shape} turn at 32k over at 640", long_ms / short_ms, "x")
@@ -241,8 +242,8 @@ def _service(folder: Path, settings: Sequence[str]) -> AbstractContextManager[Se
 def measure_served(
     results: Results, folder: Path, shape: str, settings: Sequence[str], *, num_waves: int
 ) -> None:
-    """Measure the service; report the best wave of streams, because the first wave also warms up
-    the clients.
+    """Measure the service with 256 streams; report the best of `num_waves` waves, because the first
+    one also warms up the clients.
     """
 
     async def run() -> tuple[list[Wave], list[float]]:
@@ -267,7 +268,7 @@ def measure_served(
 
 
 def measure_curve(results: Results, folder: Path, shape: str, settings: Sequence[str]) -> None:
-    """Measure the service by number of streams."""
+    """Measure the service with each number of streams in `STREAMS`."""
 
     async def run() -> dict[int, Wave]:
         with _service(folder, settings) as serving:

@@ -65,7 +65,7 @@ def build(
 
 
 class Load:
-    """Runs requests with random tokens on an engine with `executor`."""
+    """Runs requests with random prompts on a new engine that uses `executor`."""
 
     def __init__(self, executor: Executor, *, budget: int = BUDGET) -> None:
         config = SchedulerConfig(
@@ -81,8 +81,8 @@ class Load:
         self._first_tokens: set[int] = set()
 
     def submit(self, count: int, num_prompt: int, num_new: int, sampling: SamplingParams) -> None:
-        """Submit `count` requests together. Each generates `num_new` tokens, because it has no stop
-        ids or `min_tokens` bars them.
+        """Submit `count` requests together. Each generates exactly `num_new` tokens: it has no stop
+        ids, or `min_tokens` prevents them from being sampled.
         """
         for _ in range(count):
             self._num_submitted += 1
@@ -225,10 +225,10 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
     Times are microseconds since the start of the first of the two steps.
 
     Returns a dict with:
-        num_rows: The argument.
+        num_rows: The number of decoding requests.
         names: The names of the kernels.
         turns: (step number, start, duration) of each step.
-        kernels: (index into `names`, start, duration) of each kernel launched in the steps.
+        kernels: (index into `names`, start, duration) of each kernel that began during the steps.
     """
     load = Load(executor)
     load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_PROFILED, DRAWN)

@@ -1,4 +1,4 @@
-"""Creates models of common shapes with random weights for the GPU benchmark, on the device.
+"""Creates models of common shapes with random weights, on the GPU, for the GPU benchmark.
 
 Speed does not depend on the weights; the output is meaningless.
 """

@@ -1,9 +1,9 @@
 """Measures how much a very long prompt delays short prompts behind it (head-of-line blocking).
 
-Short prompts arrive at a steady rate; in between, a few prompts of 100,000 tokens arrive one by
-one. Reports the p99 TTFT of the short prompts that arrive while a long one waits or is computed,
-without and with the long prompts; for first come, first served and for the fair order; with one
-tenant, and with the long prompts from another tenant. Runs in virtual time.
+Short prompts arrive at random times; in between, a prompt of 100,000 tokens arrives every 15 s.
+Reports the TTFT of the short prompts that arrive while a long one waits or is computed, under FCFS
+and under the fair order: with long prompts of the same tenant, with long prompts of another tenant,
+and, for comparison, without long prompts. Runs in virtual time.
 """
 
 import dataclasses

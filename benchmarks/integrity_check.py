@@ -32,7 +32,7 @@ GOAL_MS = 1.0
 
 
 def idle_engine(num_blocks: int, eviction: EvictionPolicy) -> Engine:
-    """Return an engine without requests whose pool is full of cached blocks."""
+    """Return an engine that has no requests, and a pool full of cached blocks."""
     executor = SimulatedExecutor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,

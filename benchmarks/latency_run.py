@@ -78,7 +78,7 @@ class _Traffic:
         self._last_s: dict[int, float] = {}
 
     def match_load(self, share: float) -> None:
-        """Submit and cancel requests to match the load after this share of the run."""
+        """Submit and cancel requests to match the load at this share of the run (0 to 1)."""
         wanted = self._load.wanted(share)
         while len(self._decoding) > wanted:
             self._engine.cancel(self._decoding.pop())
@@ -114,7 +114,7 @@ class _Traffic:
         return spec
 
     def note(self, events: StepEvents) -> list[float]:
-        """Record a step; return the inter-token times of this step, seconds."""
+        """Record a step; return the times between tokens of its decodes, seconds."""
         keys = [key for key in events.keys.tolist() if key not in self._prompts]
         now = events.at_s
         itl_s = [now - self._last_s[key] for key in keys if key in self._last_s]
@@ -129,12 +129,13 @@ class _Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Every step of one run: arrays [n], one entry per step, and the times between tokens, [m].
+    """The steps of one run, in arrays [n] with one entry per step, and the times between tokens, in
+    arrays [m].
 
     `at_s`: when the step ended; `budget`, `limit`: the prefill budget, tokens, and the maximum
-    number of running requests after it; `is_trusted`: whether the engine trusted its fitted cost
-    model. `itl_s`: the time before each token except a request's first; `itl_at_s`: when the token
-    was generated.
+    number of running requests, after the step; `is_trusted`: whether the engine trusted its fitted
+    cost model. `itl_s`: the time before each token except a request's first; `itl_at_s`: when the
+    token was generated.
     """
 
     duration_s: float
@@ -149,11 +150,11 @@ class Run:
     itl_at_s: NDArray[np.float64]
 
     def within(self, start: float, end: float = 1.0) -> NDArray[np.bool_]:
-        """Return which steps end between two shares of the run, bool [n]."""
+        """Return for each step whether it ended between these shares of the run, bool [n]."""
         return (self.at_s >= start * self.duration_s) & (self.at_s <= end * self.duration_s)
 
     def itl_percentile_s(self, percent: float) -> float:
-        """Return a percentile of the decoding requests' ITL, without the warm-up."""
+        """Return a percentile of the decoding requests' ITL, seconds, without the warm-up."""
         is_counted = self.itl_at_s >= WARM_UP_SHARE * self.duration_s
         return float(np.percentile(self.itl_s[is_counted], percent))
 

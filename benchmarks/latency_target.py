@@ -24,7 +24,7 @@ MAX_P99_RATIO = 1.10
 MIN_STEADY_RATIO = 0.9
 MIN_CHANGING_RATIO = 1.0
 MAX_NOISY_TURNS = 10.0
-"""Direction changes of either limit per thousand steps."""
+"""Goal for noisy machines: direction changes of either limit per thousand steps."""
 MIN_CROWD_SHARE = 0.9
 MIN_DURATION_S = 10.0
 """Minimum duration of a run, seconds, for the fit to converge."""
@@ -43,7 +43,7 @@ class MachineFigures:
         default_*: Figures with the default budget.
         *_turns: Direction changes of a limit in the `num_steady_steps` steps in which neither the
             machine nor the load changes.
-        steady_*: Figures of only these steps.
+        steady_p99_ms: The p99 duration of these steps.
         is_standing: Both limits were constant in the last tenth of the run.
         end_*: The limits after the last step, and the share of steps in the last quarter whose cost
             model was trusted.

@@ -61,11 +61,12 @@ _EXECUTOR_US = 5000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Duration of a step without the listener, and the listener's cost, microseconds: medians and
-    means.
+    """The duration of a step without the listener, and the time that the listener adds to it, in
+    microseconds.
 
-    `added_us`: the difference of the medians. `thread_us`: the time of the recorder's thread per
-    step. `num_ends`: mean number of requests that end per step.
+    `step_us`, `added_us`: the median step, and the difference of the medians. `mean_us`,
+    `added_mean_us`: the same with means, without the slowest 1 % of the steps. `thread_us`: time of
+    the recorder's thread per step. `num_ends`: mean number of requests that end per step.
     """
 
     load: str
@@ -90,7 +91,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The requests of an engine: least and greatest number of tokens of prompts and outputs.
+    """The requests of an engine. `prompt`, `output`: the smallest and the largest length, tokens.
 
     `is_closed_loop`: each finished request is replaced by a new one. `num_warm`: steps that are not
     measured.
@@ -121,7 +122,7 @@ WHOLE = Load(name="to the end", prompt=(64, 64), output=(256, 256), budget=16_38
 
 
 class LoadedEngine:
-    """An engine under a load."""
+    """An engine, and the requests that are submitted to it."""
 
     def __init__(self, engine: Engine, num_running: int, load: Load) -> None:
         self._engine = engine
@@ -181,7 +182,7 @@ def executor(num_running: int) -> SimulatedExecutor:
 
 @contextlib.contextmanager
 def flight(info: ExecutorInfo, config: SchedulerConfig) -> Generator[EngineListeners]:
-    """Yield a flight recorder whose records another process reads."""
+    """Yield a flight recorder; until the `with` block ends, another process reads its records."""
     fd = create_memory(NUM_KEPT_STEPS, "penstock-benchmark")
     writer = FlightWriter(fd, facts_of("model", 1, info, config))
     command = (sys.executable, __file__, "read", str(fd))
@@ -211,7 +212,7 @@ def read(fd: int) -> None:
 
 
 def cost_of(listener: EngineListeners, num_running: int, num_steps: int, load: Load) -> Cost:
-    """Run two engines, one with the listener, alternating step by step; return the listener's
+    """Step two engines alternately, one with the listener and one without; return the listener's
     cost.
     """
     config = load.config(num_running)
@@ -276,7 +277,7 @@ def measure_flight(options: Namespace) -> Outcome:
 
 
 def measure_recording(options: Namespace) -> Outcome:
-    """Measure `--record`: on the engine's thread, and on the recorder's for the same steps."""
+    """Measure the cost of `--record` on the engine's thread, and on the recorder's thread."""
     runs: list[Cost] = []
     for num_running, _ in itertools.product((32, 256), range(15 if options.full else 5)):
         with tempfile.TemporaryDirectory(prefix="penstock-record-") as folder:

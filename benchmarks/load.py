@@ -22,7 +22,7 @@ TIMEOUT_S = 60.0
 
 
 class Due(Protocol):
-    """A request with its send time, seconds after the start."""
+    """A request that is due `at_s` seconds after the start."""
 
     @property
     def at_s(self) -> float: ...
@@ -155,7 +155,7 @@ def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable
 
 
 async def read(events: AsyncGenerator[Event], request: LoadRequest) -> RequestOutcome:
-    """Read the events of a request that is sent now; return its result."""
+    """Read the events of a request, which is sent by the first read; return its outcome."""
     sent_s = time.perf_counter()
     seen = RequestOutcome(name=request.name)
     try:

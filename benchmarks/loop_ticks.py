@@ -1,8 +1,8 @@
 """Measures the lag of an event loop with a ticker in the loop and a reader in another process.
 
-They share a memory-mapped file of ticks. A tick is its due time, its lateness, and the CPU time of
-the loop's thread and of its process since the previous tick. A delay that exceeds the CPU time of
-the process was caused by another process. The loop ticks only while the reader requests it.
+Both processes map the same file. For each tick it contains the due time, the lateness, and the CPU
+time of the loop's thread and of its process since the previous tick. A delay that exceeds the CPU
+time of the process was caused by another process. The loop ticks only while the reader requests it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Ticker:
 
 
 class TickReader:
-    """Reads the ticks of one process. Raises OSError if the process has no file of ticks."""
+    """Reads the ticks of the process `pid`. Raises OSError if that process has no file of ticks."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         self._header, self._ticks = _mapped(folder / str(pid), is_new=False)
@@ -96,7 +96,7 @@ class TickReader:
 
 
 def start_ticking() -> None:
-    """Tick on the running loop if the environment variable FOLDER_VARIABLE is set."""
+    """Start a `Ticker` on the running loop if the environment variable FOLDER_VARIABLE is set."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         Ticker(Path(folder)).start()

@@ -1,4 +1,4 @@
-"""Computes the prefix hit rate of an optimal cache, which is the upper bound for eviction.
+"""Computes the prefix hit rate of an optimal cache, an upper bound for every eviction order.
 
 The cache follows Belady's rule (1966): evict the block whose next use is latest; among blocks with
 the same next use, the one farthest from the start of its prompt, because a block is useless without
@@ -73,7 +73,7 @@ def _hit_rate(requests: list[TraceRequest], cache: _Cache, block_size: int) -> f
 
 
 def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
-    """Return for each block the indexes of the requests that use it, last first."""
+    """Return for each block the indexes of the requests that use it, in descending order."""
     visits: dict[_Block, list[int]] = {}
     for index in range(len(requests) - 1, -1, -1):
         request = requests[index]

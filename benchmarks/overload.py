@@ -51,7 +51,11 @@ _PROBE_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The results at one load, after the warm-up: rates per second, times in milliseconds."""
+    """The results at one load: rates per second, times in milliseconds.
+
+    Only `served_per_s` and `goodput_per_s` leave out requests that end in the warm-up, or after
+    the duration of the load.
+    """
 
     load: float
     offered_per_s: float
@@ -70,10 +74,10 @@ class Level:
 
 @dataclass(slots=True)
 class Probe:
-    """Durations of health checks during a load, seconds; `num_not_serving` of them returned a
-    status other than SERVING.
+    """Sends health checks during a load, and records their durations in seconds (`took_s`).
 
-    `lag_s`: lag of the client's event loop, which is included in all measured times.
+    `num_not_serving`: number of checks that returned a status other than SERVING. `lag_s`: lag of
+    the client's event loop, which is included in all measured times.
     """
 
     took_s: list[float] = field(default_factory=list[float])
@@ -93,8 +97,8 @@ class Probe:
 
 
 async def offer_load(address: str, rate_per_s: float, duration_s: float) -> Level:
-    """Offer one load for `duration_s` seconds in an open loop; return its results when the last
-    request has ended.
+    """Send requests at this rate for `duration_s` seconds in an open loop; return the results when
+    the last request has ended.
     """
     times_s = arrivals_s(rate_per_s, duration_s, seed=int(rate_per_s * 1000))
     requests = [LoadRequest(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]

@@ -4,11 +4,11 @@ A variant replaces a class of the scheduler at run time, so the scheduler needs 
 
 - Step fitting: least squares over the last observed steps instead of recursive least squares.
 - Sums over the waiting requests: computed again for each forecast, instead of kept up to date.
-- Damping: every rise of the step budget is allowed at once, instead of longer waits after failed
-  ones.
-- Eviction: a fixed value of a cached block, its uses less its age, instead of a value learned from
-  hits; and the scheduler's own order by last use, `lru`. Measured on synthetic traffic and on a
-  trace, and compared with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
+- Damping: a limit may rise at any time, instead of only after a wait that grows with each rise that
+  had to be reversed.
+- Eviction: a block's value is a fixed formula, its uses less its age, instead of learned from hits.
+  The scheduler's own LRU order (`lru`) is measured too. All are compared on synthetic traffic and
+  on a trace with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
 
 Wait attribution has no variant, because it is already simple.
 """
@@ -75,8 +75,8 @@ class WindowFit(StepFit):
     """Least squares over the last `num_kept` observed steps.
 
     Uses relative residuals as in `StepFit`, one Huber pass, and a small ridge penalty towards the
-    last coefficients; a coefficient that would be negative is 0. A step's weight is multiplied by
-    `decay` for each later step.
+    previous coefficients; a coefficient that would be negative is 0. The weight of a step is
+    `decay` to the power of the number of later steps.
     """
 
     num_kept = 128
@@ -99,7 +99,7 @@ class WindowFit(StepFit):
         self._coefficients = (_least_squares(rows, weights, values) * scales).tolist()
 
     def _affects_all_steps(self, factor: float) -> bool:
-        """Return False: no jump is needed, because the window forgets old steps."""
+        """Return False, so that no coefficient is rescaled: the window drops old steps anyway."""
         del factor
         return False
 
@@ -107,8 +107,8 @@ class WindowFit(StepFit):
 def _least_squares(
     rows: NDArray[np.float64], weights: NDArray[np.float64], last: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return coefficients [4] that are not negative; `rows` [n, 5]: four features and the target;
-    `weights` [n]; `last` [4]: the previous coefficients.
+    """Return the coefficients [4] of a fit, none of them negative. `rows` [n, 5]: four features and
+    the target; `weights` [n]; `last` [4]: the previous coefficients.
     """
     is_used = np.ones(last.shape, dtype=np.bool_)
     values = np.zeros_like(last)
@@ -125,16 +125,16 @@ def _least_squares(
 
 
 class UndampedProbes(Probes):
-    """Allows every rise, also to a level that failed before."""
+    """Allows every rise of a limit at once, even to a level from which it had to fall before."""
 
     def may_rise(self, level: int) -> bool:
-        """Return True."""
+        """Return True: nothing is damped."""
         del level
         return True
 
 
 class ColumnSums(WaitingSums):
-    """Sums over the waiting requests that are computed again for each forecast, from columns."""
+    """Computes the sums over the waiting requests again for each forecast, from NumPy columns."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -203,12 +203,11 @@ class ColumnSums(WaitingSums):
 
 
 class AgedUses(HitDensity):
-    """A fixed value of a block: its number of uses minus its age (least frequently used, with
-    ageing).
+    """Values a block by a fixed formula: its number of uses minus its age (least frequently used,
+    with ageing).
 
-    The number includes uses before the block was last evicted. `pools_per_use`: a block loses one
-    use while this many times the pool's blocks are released. `max_uses`: upper limit of the number
-    of uses.
+    Uses before the block was last evicted count too, up to `max_uses` in all. Age is counted in
+    released blocks; `pools_per_use` times the size of the pool offsets one use.
     """
 
     pools_per_use = 1.0
@@ -261,8 +260,8 @@ _ORDERS = (_LEARNED, _LRU, *(name for name in VARIANTS if VARIANTS[name].base is
 
 
 def use(variant: str | None) -> None:
-    """Restore the scheduler's classes in this process, then replace one of them by `variant`; None:
-    restore only.
+    """Restore the scheduler's classes in this process; then, unless `variant` is None, replace one
+    of them by it.
     """
     setattr(step_sizing, "StepFit", StepFit)  # noqa: B010
     setattr(latency_target, "Probes", Probes)  # noqa: B010
@@ -302,8 +301,8 @@ def fit_row(machine: Machine, fit: str, duration_s: float) -> FitRow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SumsRow:
-    """The median time of one kind of sums for an arrival while `num_waiting` requests wait,
-    microseconds.
+    """The median time, microseconds, that one implementation of the sums (`kind`) takes for an
+    arrival while `num_waiting` requests wait.
     """
 
     num_waiting: int
@@ -312,8 +311,8 @@ class SumsRow:
 
 
 def sums_row(num_waiting: int, kind: str) -> SumsRow:
-    """Return the median time of forecast, addition and removal of a new request while `num_waiting`
-    requests wait.
+    """Measure forecast, addition and removal of a new request while `num_waiting` requests wait;
+    return the median time of all three together.
     """
     sums = _SUMS[kind](SchedulerConfig())
     requests = Requests(seed=1)

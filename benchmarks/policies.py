@@ -1,11 +1,11 @@
 """Measures the benefit of scheduling with five policies on one trace, at increasing load.
 
 In-flight FCFS is the reference: load 1 is the highest load at which it meets the targets for 90 %
-of the requests. `fair` has only the fair order; `penstock` also uses the targets: every request has
-the TTFT target as its deadline, so late requests are predicted, and steps are sized for the ITL
-target. Further sections: a tight ITL target, a low-rate tenant next to a flood, two tenants that
-overload the server, deadlines, and the run time of the simulation. All runs are in virtual time, in
-parallel processes.
+of the requests. `fair` has only the fair order. `penstock` also uses the targets: each request has
+the TTFT target as its deadline and is rejected if it is predicted to miss it, and steps are sized
+for the ITL target. Further sections: a tight ITL target, a low-rate tenant next to a flood,
+two tenants that overload the server, deadlines, and the CPU time of the simulation. All runs are in
+virtual time, in parallel processes.
 """
 
 import argparse
@@ -66,7 +66,7 @@ COSTS = {
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Find the capacity, run all sections and print them. Raises RunFailed if the trace or the
-    options are invalid.
+    options are invalid, or if no capacity is found.
     """
     end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
     try:

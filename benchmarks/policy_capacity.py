@@ -24,8 +24,10 @@ GoodShares = Callable[[Sequence[float]], list[float]]
 
 
 def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: GoodShares) -> float:
-    """Return the highest load of a fine grid such that at this and all lower loads 90 % of the
-    requests meet their targets. Raises RunFailed if there is none.
+    """Return the highest load tried at which 90 % of the requests meet their targets, as they do at
+    all lower loads tried. Raises RunFailed if there is none.
+
+    `shares`: runs FCFS at these loads. Loads are multiples of the trace's load.
     """
     step = _COARSE_STEP * saturating_load(trace, base)
     low = 0.0
@@ -46,9 +48,9 @@ def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: Good
 
 
 def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> float:
-    """Return a scale for loads: the multiple of the trace's load that keeps the server busy with
-    full batches and without prefix reuse. Raises RunFailed if the cost model or the trace has no
-    duration.
+    """Return an estimate of the load, as a multiple of the trace's, that keeps the server busy with
+    full batches and without prefix cache hits. Raises RunFailed if all steps take no time, or if
+    all requests arrive at once.
     """
     prompts = np.array([request.num_prompt_tokens for request in trace], dtype=np.float64)
     outputs = np.array([request.num_output_tokens for request in trace], dtype=np.float64)

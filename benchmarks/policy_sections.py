@@ -1,7 +1,7 @@
 """Defines the compared policies, their server, and the sections of the comparison.
 
-A compared policy is called a contender. A section lists its trials first, so that those of all
-sections run in parallel. `policies.py` checks the goals.
+A compared policy is called a contender. A section only lists its trials; `policies.py` runs those
+of all sections in parallel, and checks the goals.
 """
 
 import dataclasses
@@ -38,8 +38,10 @@ Raw: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A scheduling policy. `has_targets`: requests have a deadline for the first token, which the
-    scheduler predicts, and there is an ITL target.
+    """A scheduling policy.
+
+    `has_targets`: the scheduler rejects requests that it predicts to miss their deadline, which is
+    the TTFT target unless a trial sets another one, and sizes steps for the ITL target.
     """
 
     name: str
@@ -94,8 +96,8 @@ class Bench:
     ) -> Trial:
         """Return a trial at `load` times the capacity.
 
-        `ttft_deadline_s`: None for the TTFT target if the contender `has_targets`, otherwise for no
-        deadline. `end_s`: end of the part of the trace that is used.
+        `ttft_deadline_s`: by default (None) the TTFT target if the contender `has_targets`,
+        otherwise no deadline. `end_s`: where the trace is cut off.
         """
         base = self.base if base is None else base
         if ttft_deadline_s is None:
@@ -122,11 +124,11 @@ def _summaries(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Ra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section of the comparison: its name in the results, the runs that it needs with their
-    labels, and its table.
+    """A section of the comparison.
 
-    `raw`: converts the results to rows, by default one for each run. `columns`: for each column
-    name, the function that computes a row's cell.
+    `key`: its name in the results. `trials`: the trials to run, each with the labels of its row.
+    `raw`: converts their results to rows, by default one for each trial. `columns`: for each column
+    name of the printed table, the function that computes a row's cell.
     """
 
     key: str
@@ -137,8 +139,8 @@ class Section:
 
 
 def _of_all(name: str) -> Callable[[Raw], float]:
-    """Return a function that computes a cell: the count in field `name`, in per cent of all
-    requests.
+    """Return a function that computes a cell: the count in the row's field `name`, in per cent of
+    all requests.
     """
     return lambda row: 100.0 * float(row[name]) / float(row["num_requests"])
 
@@ -153,8 +155,8 @@ _GOOD: dict[str, Callable[[Raw], object]] = {
 
 
 def rising_load(bench: Bench) -> Section:
-    """Return the section with every contender at every load. Goodput and shares are of all requests
-    that were offered, TTFT of those that got a token.
+    """Return the section with every contender at every load. Goodput and shares count all requests
+    that were sent; TTFT is that of requests that got a token.
     """
     return Section(
         key="policies",
@@ -181,8 +183,8 @@ def rising_load(bench: Bench) -> Section:
 
 
 def tight_itl(bench: Bench) -> Section:
-    """Return the section with an ITL target that a step with the full budget misses; FCFS also with
-    smaller fixed token budgets, which must be chosen for the traffic.
+    """Return the section with an ITL target that a step with the full token budget misses. It also
+    has FCFS with smaller fixed budgets, which a user would have to choose for the traffic.
     """
     targets = Targets(ttft_s=bench.base.targets.ttft_s, itl_s=_TIGHT_ITL_S)
     base = dataclasses.replace(bench.base, targets=targets)
@@ -207,11 +209,12 @@ def tight_itl(bench: Bench) -> Section:
 
 
 def deadlines(bench: Bench) -> Section:
-    """Return the section with deadlines for all requests, for the first token or for the complete
-    output.
+    """Return the section in which all requests have a deadline, for the first token or for the
+    complete output.
 
-    Under FCFS no deadline is predicted: a request ends when its deadline passes, as if its client
-    disconnected. Lost prefill: computed for requests that then expired or were dropped.
+    FCFS predicts nothing: a request ends when its deadline passes, as if its client disconnected.
+    Lost prefill: the share of computed prefill tokens whose requests later passed their deadline
+    or were dropped because of it.
     """
     kinds = zip(
         DEADLINE_KINDS,
@@ -242,7 +245,7 @@ def deadlines(bench: Bench) -> Section:
 
 
 def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """Return every tenth request of the trace, as those of the low-rate tenant."""
+    """Return every tenth request of the trace, as the requests of the low-rate tenant."""
     return [msgspec.structs.replace(request, tenant=_QUIET) for request in trace[::10]]
 
 

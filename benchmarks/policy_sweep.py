@@ -53,7 +53,7 @@ class TrialResult:
 
 
 Sweep: TypeAlias = Callable[[Sequence[Trial]], list[TrialResult]]
-"""Runs trials; raises the exceptions of a run."""
+"""Runs trials, and returns their results in the same order; raises the exceptions of a trial."""
 
 
 @contextmanager

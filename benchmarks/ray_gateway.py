@@ -3,8 +3,8 @@ without it, at 32 streams.
 
 Uses one node, one replica, the simulated executor, and one asyncio client. Rounds alternate between
 the two, each with separate processes. `steady`: steps of 20 ms, like a large model; `full`: steps
-of 1 ms, faster than single tokens can be delivered. When one stream ends, the next begins; the time
-to the first token includes the wait for the current step.
+of 1 ms, faster than tokens can be delivered one by one. When one stream ends, the next begins; the
+time to the first token includes the wait for the current step.
 
     python benchmarks/ray_gateway.py [--full] [--json FILE]
 
@@ -55,7 +55,7 @@ _WARM_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantResult:
-    """The results of one side (Ray or native) under one load, within the window."""
+    """The results of one side (Ray or native) under one load, in the window after the warm-up."""
 
     load: str
     side: str
@@ -74,8 +74,8 @@ def options(load: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def ray_service(*given: str) -> Generator[int]:
-    """Start a Ray node within the block; yield the port of its ingress. Raises RunFailed if it does
-    not start.
+    """Start a Ray node; yield the port of its gRPC ingress; stop the node at the end. Raises
+    RunFailed if it does not start.
     """
     grpc_port = free_port()
     folder = tempfile.mkdtemp(prefix="pr-")

@@ -25,9 +25,7 @@ _Row = TypeVar("_Row")
 
 
 class RunFailed(Exception):
-    """A measurement failed; the message is the output of its processes, or names what is missing
-    on this machine.
-    """
+    """A measurement failed; the message is the reason, such as the output of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +106,11 @@ def run(parser: argparse.ArgumentParser, measure: Measure) -> None:
 
 
 def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Measure]) -> None:
-    """Measure the parts that `--part` names, or all, in the same way as `run`; results are by part.
+    """Measure the parts that `--part` names, by default all of them, then print their checks.
 
-    If a part fails, the other parts are still measured, and the process exits with 1.
+    If the options request JSON, it is written again after each part; its results are an object with
+    one key per part. If a part fails, the other parts are still measured, and the process exits
+    with 1.
     """
     parser.add_argument(
         "--part", action="append", choices=tuple(parts), help="only this part; repeatable"
@@ -153,7 +153,8 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
 def print_rows(title: str, rows: Sequence[Any], *columns: str) -> None:
     """Print a table of dataclasses or mappings, one row each; print nothing without rows.
 
-    `columns`: names of fields or properties, with dots for nested ones; default: all fields.
+    `columns`: names of fields or properties; "a.b" is the field b of the field a. Default: all
+    fields.
     """
     if not rows:
         return
@@ -212,8 +213,8 @@ def percentile_ms(seconds: Collection[float], percent: float) -> float:
 def medians(runs: Iterable[_Row], *keys: str) -> list[_Row]:
     """Return one row for each combination of `keys`, in the order of their first runs.
 
-    `runs`: dataclasses. Numbers of a row are medians over its runs, other fields are those of the
-    first.
+    `runs`: dataclasses. A number of a row is the median over the runs with these keys; any other
+    field is that of the first of these runs.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for one in runs:

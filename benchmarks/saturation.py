@@ -2,9 +2,9 @@
 with a trace of every request.
 
 Keeps 128 short requests in flight (four prompt tokens, four output tokens) on the simulated
-executor, whose steps take no time; the load client is written in C++. All variants run throughout
-and are measured alternately: the service without a collector, the service with a collector that
-receives all traces, and, with `--before DIR`, the service of another checkout without a collector.
+executor, whose steps take no time; the load client is written in C++. Compares the service without
+a collector, the service with a collector that receives all traces, and, with `--before DIR`, the
+service of another checkout without a collector. All of them stay up, and get the load alternately.
 Reports medians over the rounds, and ratios within a round. On a machine with few cores the rate
 depends on all processes of the service, so the CPU time of each process is reported.
 

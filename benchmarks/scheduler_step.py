@@ -3,10 +3,10 @@
 Measures two loads. In one, all requests decode. The other is a closed loop in which every finished
 request is replaced (prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048 tokens).
 Prefix caching is always enabled; prompt lengths differ, so that in every step some requests need a
-new block. Then compares, for the closed loop with a queue that is never empty, first come, first
-served with the fair order including tenants, priorities, ageing, predicted deadlines and an ITL
-target (the fit of the cost model is part of the step). Both run in one process, alternating step by
-step. The fair order is also measured with queues of 100 and 10,000 requests.
+new block. Then compares two orders of the queue in a closed loop with 1,000 waiting requests: FCFS,
+and the fair order with tenants, priorities, ageing, predicted deadlines and an ITL target (the fit
+of the cost model is part of the step). Both run in one process, alternating step by step. The fair
+order is also measured with 100 and 10,000 waiting requests.
 """
 
 import gc
@@ -39,7 +39,7 @@ TARGET_ITL_S = 0.1
 
 
 def _true_s(batch: Batch) -> float:
-    """Return the simulated duration of the step, seconds, as input of the fit."""
+    """Return the simulated duration of the step, seconds, to which the cost model is fitted."""
     num_prefill = int(batch.num_tokens[batch.num_decodes :].sum())
     return COST.step_time_s(
         num_prefill_tokens=num_prefill,
@@ -155,8 +155,8 @@ class Bench:
         self._launched: list[Batch] = []
 
     def step(self) -> StepTimes | None:
-        """Schedule a step, and update the scheduler with a result of the oldest scheduled step;
-        return the measurement, None while the pipeline fills.
+        """Schedule a step, and update the scheduler with the result of the oldest step in the
+        pipeline; return the measurement, or None while the pipeline fills.
         """
         now = time.monotonic()
         t0 = time.perf_counter_ns()

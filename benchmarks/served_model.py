@@ -37,8 +37,8 @@ _SIMULATED_VOCAB_SIZE = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Number of tokens of each stream's prompt and output; `vocab_size`: upper bound of the
-    prompt's token ids.
+    """Number of tokens of each stream's prompt and output; `vocab_size`: upper bound (exclusive) of
+    the prompt's token ids.
     """
 
     num_prompt: int
@@ -62,7 +62,7 @@ async def served(
     """Send some requests one by one, then run waves; return the waves, and the TTFT of the single
     requests, ms.
 
-    At the start this process calls another service, because the first call of a process is slow.
+    Calls another service first, because the first call of a client process is slow.
     """
     with start_service("--executor", "simulated") as other:
         await _single_ttfts_ms(other.address, replace(load, vocab_size=_SIMULATED_VOCAB_SIZE))
@@ -136,7 +136,7 @@ def wave_of(
     num_tokens: float,
     elapsed_s: float,
 ) -> Wave:
-    """Return the wave for the times of all streams, in seconds."""
+    """Return the figures of a wave from the times of all its streams, in seconds."""
     return Wave(
         tokens_per_s=num_tokens / elapsed_s,
         ttft_p50_ms=float(np.percentile(ttft, 50)) * 1e3,

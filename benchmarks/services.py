@@ -42,7 +42,7 @@ _CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A ready process of the service; `at_s` on the monotonic clock."""
+    """A process of the service that is ready; `at_s`: when it became so, on the monotonic clock."""
 
     pid: int
     at_s: float

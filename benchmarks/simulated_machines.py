@@ -36,7 +36,7 @@ class Load:
 
     `num_decoding`: pairs of a start, as a share of the run, and the number of requests that decode
     from then on. Each decodes `num_output_tokens` tokens and is then replaced; surplus requests are
-    cancelled. `is_varied`: lengths are uniform between 1 and twice `num_output_tokens`.
+    cancelled. `is_varied`: lengths are uniform, at least 1 and below twice `num_output_tokens`.
     """
 
     num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)
@@ -74,8 +74,8 @@ class Machine:
 
     @property
     def most_decoding(self) -> float:
-        """The number of requests that can decode within the target, without prefill, at the true
-        costs; at most the number that the load has at the end.
+        """The number of requests that can decode within the ITL target if there is no prefill,
+        computed from the true costs; at most the number that the load has at the end.
 
         With varied lengths, long outputs are over-represented among running requests: their mean
         age is the mean square of the lengths divided by twice the mean.
@@ -87,7 +87,7 @@ class Machine:
 
 
 def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of the linear cost model."""
+    """Return the step time of the linear cost model."""
     del share, random
     return COST.step_time_s(
         num_prefill_tokens=work.num_prefill_tokens,
@@ -97,15 +97,15 @@ def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def noisy_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of the cost model with lognormal noise (sigma 0.1) and occasional pauses."""
+    """Return the step time of that model with lognormal noise (sigma 0.1) and occasional pauses."""
     factor = float(random.lognormal(0.0, _NOISE))
     pause_s = _PAUSE_S if random.random() < _PAUSE_SHARE else 0.0
     return linear_s(work, share, random) * factor + pause_s
 
 
 def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of a machine on which the cost per prefill token grows with the number of
-    prefill tokens.
+    """Return the step time of a machine on which the cost per prefill token grows with their
+    number.
     """
     num_tokens = work.num_prefill_tokens
     prefill_s = _CONVEX_TOKEN_S * num_tokens * (1.0 + num_tokens / _CONVEX_DOUBLE_TOKENS)
@@ -114,21 +114,21 @@ def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def stairs_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of a machine that pads prefill and decode rows to whole tiles."""
+    """Return the step time of a machine that pads prefill and decode rows to whole tiles."""
     num_rows = work.num_prefill_tokens + work.num_decodes
     num_padding = -num_rows % _TILE_TOKENS
     return linear_s(work, share, random) + COST.prefill_token_s * num_padding
 
 
 def slower_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of the cost model, doubled during a part of the run."""
+    """Return the step time of the linear cost model, doubled during a part of the run."""
     factor = _SLOW_FACTOR if _SLOW_FROM <= share < _SLOW_TO else 1.0
     return factor * linear_s(work, share, random)
 
 
 def erratic_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the time of the cost model at first, and later a time that is independent of the
-    step's content.
+    """Return the step time of the linear cost model in the first part of the run, and then a random
+    time that does not depend on the step's content.
     """
     if share < _ERRATIC_FROM:
         return linear_s(work, share, random)

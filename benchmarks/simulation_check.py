@@ -1,10 +1,12 @@
-"""Measures the error of the simulator, which replays recorded requests, against the real run.
+"""Measures the error of the simulator: simulates recorded requests, and compares the result with
+the real run.
 
 Runs `penstock serve --record` with the demo model on this machine and clients in an open loop, in
 several parts with two alternating loads. The simulator replays each part with the service's
-settings and a cost model calibrated on all other parts. The result is compared with the clients'
-measurements. An error is the ratio of simulated to real, minus one; its median over the parts of a
-load is reported.
+settings and a cost model calibrated on all other parts. Its figures are compared with those that
+the clients measured, with the queue time and the TTFT that the server reports ("served TTFT"), and
+with the recorded step times. An error is the ratio of simulated to real, minus one; its median over
+the parts of a load is reported.
 
 Other programs may slow down some of the parts, so their CPU use is reported.
 
@@ -78,9 +80,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The comparison of one part: figures by name, milliseconds or tokens per second.
+    """The figures of one part by name, in milliseconds or tokens per second.
 
-    `simulated`: with a cost model fitted to the other parts.
+    `real`: of the real run. `simulated`: of the simulation, with a cost model fitted to the other
+    parts.
     """
 
     load: float
@@ -93,8 +96,8 @@ class Comparison:
 
 
 def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest]:
-    """Return requests at Poisson arrivals; prompts of 32 to 500 tokens, some with a shared prefix,
-    outputs of 8 to 200, both lognormal."""
+    """Return requests with Poisson arrivals and lognormal lengths: prompts of 32 to 500 tokens,
+    some with a shared prefix, and outputs of 8 to 200 tokens."""
     random = np.random.default_rng(seed)
     prefixes = random.integers(3, VOCAB_SIZE, (4, _PREFIX_TOKENS))
     sent: list[LoadRequest] = []
@@ -111,7 +114,7 @@ def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest
 
 
 class RecordedService:
-    """A recording service, driven one part of the run at a time."""
+    """Sends the parts of the run, one at a time, to a service that records them."""
 
     def __init__(self, client: Client, folder: Path) -> None:
         self._client = client
@@ -120,7 +123,7 @@ class RecordedService:
         self._num_steps = 0
 
     async def run_part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
-        """Drive one part; return it when its recording is written."""
+        """Send the requests of one part; return the part when its recording is written."""
         sent = poisson(rate_per_s, duration_s, seed)
         seen = await open_loop(sent, sending(self._client))
         before = self._num_requests
@@ -139,8 +142,8 @@ class RecordedService:
 
 
 async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
-    """Run the parts, the loads alternating, after two bursts, of which the second measures the
-    capacity; return the parts.
+    """Send two bursts, the second of which measures the capacity; then run the parts with
+    alternating loads, and return them.
     """
     parts: list[Part] = []
     async with (
@@ -183,13 +186,15 @@ def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Compari
 
 
 def mean_step_ms(cost: CostModel, counts: Counts) -> float:
-    """Return the mean step time that the cost model predicts."""
+    """Return the mean step time that the cost model predicts for these steps, ms."""
     coefficients = (cost.prefill_token_s, cost.decode_slot_s, cost.context_token_s)
     return (cost.step_s + float((counts @ np.array(coefficients)).mean())) * 1e3
 
 
 def real_figures(part: Part) -> dict[str, float]:
-    """Return the figures that the clients measured."""
+    """Return the figures of the real run: the queue time and the served TTFT as the server reported
+    them, the others as the clients measured them.
+    """
     seen = part.seen
     duration_s = max(
         request.at_s + one.total_s for request, one in zip(part.sent, seen, strict=True)
@@ -206,10 +211,8 @@ def real_figures(part: Part) -> dict[str, float]:
 
 
 def front_without(part: Part, parts: list[Part]) -> float:
-    """Return the part of the TTFT spent outside the engine, in seconds: the median over the
-    requests of all parts except `part`.
-
-    It is the TTFT measured by clients minus the time until the front has the token.
+    """Return how much longer the TTFT is at the client than in the server's report, in seconds:
+    the median over the requests of all parts except `part`.
     """
     return statistics.median(
         (one.ttft_s or 0.0) - one.served_ttft_s
@@ -220,9 +223,7 @@ def front_without(part: Part, parts: list[Part]) -> float:
 
 
 def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, float]:
-    """Simulate the requests of `part`; return the figures. `front_s`: time spent outside the
-    engine.
-    """
+    """Simulate the requests of `part`; return the figures. `front_s`: see `front_without`."""
     start_s = part.requests[0].arrival_s
     trace = [
         msgspec.structs.replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests

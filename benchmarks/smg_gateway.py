@@ -1,11 +1,13 @@
 """Measures smg, a gateway for OpenAI's HTTP API, in front of two workers.
 
-`ttft`: 32 streams through the gateway and directly to the workers, alternately, on the same
-processes. `drain`: 32 callers send without pause while one worker drains and a third joins.
-`prefix`: growing conversations that exceed the cache of one worker, with two routing policies of
-the gateway.
+`ttft`: compares the TTFT of 32 streams through the gateway with that of 32 streams directly to the
+same workers, alternately. `drain`: 32 callers send without pause while one worker drains and a
+third joins; no call may fail. `prefix`: compares two routing policies of the gateway, `round_robin`
+and `cache_aware`, by prefix cache hit rate and TTFT, for conversations that together exceed the
+cache of one worker.
 
-The simulated executor has a real cache and queue; its step times come from the cost model.
+The workers run the real scheduler and its prefix cache on the simulated executor, whose step times
+come from a cost model.
 
     python benchmarks/smg_gateway.py [--full] [--part NAME]... [--json FILE]
 
@@ -45,7 +47,7 @@ _RETRIES = ("--retry-max-retries", "2")
 _PREFILL_TOKEN_S = 200e-6
 """Compute time of a prompt token that is not cached, seconds."""
 _NUM_BLOCKS = 640
-"""Size of a worker's cache: about 10,000 tokens, while the conversations have 18,000."""
+"""Size of a worker's cache: about 10,000 tokens; all conversations together have 18,000."""
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +86,9 @@ def prompt(number: int) -> list[dict[str, str]]:
 
 
 async def through_gateway(port: int, window_s: float) -> list[float]:
-    """Return the TTFT in seconds of streams through the gateway, `NUM_STREAMS` at a time."""
+    """Send streams through the gateway, `NUM_STREAMS` at a time; return the TTFT of each in
+    seconds.
+    """
     found: list[float] = []
 
     callers = [Caller(port) for _ in range(NUM_STREAMS)]
@@ -100,8 +104,8 @@ async def through_gateway(port: int, window_s: float) -> list[float]:
 
 
 async def direct(addresses: list[str], window_s: float) -> list[float]:
-    """Return the TTFT in seconds of streams directly over gRPC, `NUM_STREAMS` at a time; the client
-    spreads them over the workers.
+    """Send streams directly to the workers over gRPC, `NUM_STREAMS` at a time; return the TTFT of
+    each in seconds. The client spreads the streams over the workers.
     """
     found: list[float] = []
     async with Client(addresses) as client:
@@ -191,7 +195,7 @@ async def drain(options: Namespace) -> Outcome:
 
 
 async def conversation(number: int, port: int) -> list[Answered]:
-    """Run a conversation turn by turn, each prompt with all earlier turns; return the responses."""
+    """Run a conversation, in which each prompt contains all earlier turns; return the responses."""
     draw = random.Random(number)
     messages: list[dict[str, str]] = []
     answers: list[Answered] = []
@@ -210,7 +214,9 @@ async def conversation(number: int, port: int) -> list[Answered]:
 
 
 async def prefix(_: Namespace) -> Outcome:
-    """Measure the cached share of prompt tokens, and its effect on the TTFT."""
+    """Compare the routing policies of `POLICIES` by prefix cache hit rate (the share of prompt
+    tokens found in the cache) and TTFT, after the first turn of each conversation.
+    """
     cost = {
         "step_s": 0.005,
         "prefill_token_s": _PREFILL_TOKEN_S,

@@ -36,7 +36,7 @@ class Audit:
         num_repeated: Requests with several root spans.
         num_unexpected: Spans outside every request's trace, or whose parent is neither the root
             span nor the client's span.
-        num_outside: Child spans that exceed their root.
+        num_outside: Child spans that begin before or end after their root span.
         num_uncovered: Root spans whose children leave a gap, overlap or exceed the root span by
             more than allowed.
         worst_gap_ns: The longest gap, overlap or excess of any root span, nanoseconds.

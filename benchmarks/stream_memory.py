@@ -51,7 +51,7 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMemory:
-    """Open streams and their memory, in bytes per stream. `base_mib`: resident memory of a front
+    """The memory of open streams, in bytes per stream. `base_mib`: resident memory of a front
     before they were opened.
     """
 

@@ -56,7 +56,7 @@ class KillRound:
 
 @contextlib.asynccontextmanager
 async def serving(*options: str) -> AsyncGenerator[tuple[Service, Client]]:
-    """Start a service with two fronts; yield it and a client."""
+    """Start a service with two fronts; yield the service and a connected client."""
     with service(*options, num_fronts=NUM_FRONTS) as found:
         async with connected(found.address) as client:
             yield found, client

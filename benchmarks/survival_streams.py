@@ -52,7 +52,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """The output of undisturbed streams: `ids` by the index of the request."""
+    """The expected outputs, from undisturbed streams: token ids by the index of the request."""
 
     ids: dict[int, list[int]]
 
@@ -149,8 +149,8 @@ async def connected(address: str) -> AsyncGenerator[Client]:
 
 
 async def undisturbed(client: Client, num_streams: int, num_tokens: int) -> References:
-    """Return references of `num_streams` requests whose tokens all have a margin of at least
-    `MIN_MARGIN`. Raises RunFailed if there are fewer.
+    """Run streams without faults; return the outputs of `num_streams` of them whose tokens all have
+    a margin of at least `MIN_MARGIN`. Raises RunFailed if there are fewer.
     """
     streams = ConcurrentStreams(client, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
     await streams.wait_until_ended()

@@ -1,7 +1,7 @@
 """Measures how long a front (gRPC server process) takes to process the text of a streamed token.
 
-Streams get one token per push, as with a client that reads fast enough, or 16 for comparison. Uses
-the packaged model unless another folder is given.
+The text of a stream gets one token at a time, as with a client that reads fast enough, or 16 for
+comparison. Uses the packaged demo model unless `--model` is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOPS = StopStrings([f"\n{letter}: stop it now!" for letter in "abcdefghijklmnop
 
 
 def measure(options: Namespace) -> Outcome:
-    """Measure complete streams; report the median cost of one token."""
+    """Measure complete streams; report the median time per token."""
     model = ModelText.load(resolve_model(options.model))
     prose, other = (
         model.tokenizer.encode(text, add_special_tokens=False).tolist() for text in (PROSE, OTHER)

@@ -79,7 +79,7 @@ def model_of(folder: Path, num_positions: int) -> Path:
 
 
 def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
-    """Return options of a service that accepts a prompt as long as the context."""
+    """Return options of a service that accepts prompts up to the context length of `model`."""
     blocks = ("--block-size", "16", "--num-blocks", str(2 * num_positions // 16))
     keys = ("--tenant-metadata-key", TENANT_KEY)
     budget = ("--max-num-batched-tokens", "65536", "--max-seq-len", str(num_positions))
@@ -262,8 +262,8 @@ async def measure_block(reader: TickReader, channel: grpc.aio.Channel, name: str
 
 
 def stops(options: Namespace) -> Outcome:
-    """Measure how long each call blocks the loop. A block that is longer than the CPU time used
-    meanwhile was caused by another process.
+    """Measure how long each call blocks the loop. A block over the goal is inconclusive if the
+    process used less CPU time than the goal meanwhile, because another process then caused it.
     """
     del options
     with ticking() as (folder, ticks):
@@ -283,8 +283,8 @@ def stops(options: Namespace) -> Outcome:
 
 @contextmanager
 def ticking() -> Generator[tuple[Path, Path]]:
-    """Add a ticker to the event loop of every front that is started within the block; yield a
-    folder for models, and the folder of the ticks.
+    """Set the environment so that every front started from now on has a ticker in its event loop;
+    yield a folder for models, and the folder of the ticks.
     """
     with tempfile.TemporaryDirectory() as folder:
         ticks = Path(folder) / "ticks"

@@ -1,6 +1,6 @@
-"""Sends the load of the trace audit: requests with every intended end, each with a known trace id.
+"""Sends the requests of the trace audit (`trace_audit.py`), and records how each of them ended.
 
-Records how each request ended.
+Each request has a known trace id, and is sent so that it ends in one of the ways of `RequestKind`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _MALFORMED = b"\x0a\xff\xff\xff\x7fnot a message"
 
 
 class RequestKind(enum.StrEnum):
-    """The intended end of a request."""
+    """How a request is meant to end."""
 
     WHOLE = "whole"
     ONCE = "once"
+    """It completes, over GenerateOnce."""
     LEFT = "left"
     """Its client closes the stream after some tokens."""
     ABANDONED = "abandoned"
@@ -94,8 +95,10 @@ class AuditRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """How all requests ended. `outcomes`: the number of requests for each pair of kind and outcome;
-    an outcome is an error's reason or else its status, "OK" or "left".
+    """How all requests ended.
+
+    `outcomes`: number of requests by kind and outcome. An outcome is "OK", "left" (the client
+    disconnected), or the error's reason (its status, if it has no reason).
     """
 
     sent: list[SentRequest] = field(default_factory=list[SentRequest])

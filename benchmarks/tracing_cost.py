@@ -5,10 +5,10 @@ Measures `penstock serve` with one front process on the simulated executor (step
 of 64 tokens, 16 tokens each) without an observer (the process that exports traces), and with traces
 of all requests sent to a collector that works, one that is down (a closed port) and one that hangs
 (accepts spans and never responds). For comparison, a bare grpc.aio server with the same messages is
-measured with three additions: spans of the SDK built on the event loop when a request ends, the
-interceptor of opentelemetry-instrumentation-grpc, and initial metadata only. All variants run
-throughout and are measured alternately: first an open loop at one rate (the same Poisson arrivals
-for all), then a closed loop of 128 requests for the maximum throughput.
+measured without tracing and with one of three additions: spans of the SDK built on the event loop
+when a request ends, the interceptor of opentelemetry-instrumentation-grpc, or initial metadata. The
+servers of all variants stay up, and get each load alternately: first an open loop at one rate (the
+same Poisson arrivals for all), then a closed loop of 128 requests for the maximum throughput.
 
     python benchmarks/tracing_cost.py [--full] [--json FILE]
 
@@ -88,8 +88,10 @@ _PLANS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """What a variant adds to its base: medians over the rounds, and one standard error of the mean
-    of `loop_us`.
+    """The differences between the figures of a variant and those of its base: medians over the
+    rounds.
+
+    `loop_error_us`: one standard error of the mean of `loop_us`.
     """
 
     side: str
@@ -114,10 +116,11 @@ class Traces:
 
 
 def all_runs(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
-    """Run all rounds; the variants alternate, and each round begins with a different one. Returns
-    all measurements.
+    """Run all rounds, in which the variants alternate, beginning with a different one each time;
+    return all measurements.
 
-    The rate is a share of the machine's maximum rate without tracing, at most `MAX_RATE_PER_S`.
+    The open loop has a share of the machine's maximum rate without tracing, at most
+    `MAX_RATE_PER_S`. The grpc.aio variants are measured in every second round only.
     """
 
     def most_per_s(side: Side, seed: int) -> float:
@@ -145,7 +148,7 @@ def all_runs(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
 
 
 def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list[RunResult]]:
-    """Return the runs of a side, and those of its base in the same rounds."""
+    """Return the runs of a variant, and those of its base in the same rounds."""
     mine = [one for one in runs if one.side == side]
     rounds = {one.round for one in mine}
     base = [one for one in runs if one.side == base_of(side) and one.round in rounds]
@@ -153,7 +156,7 @@ def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list
 
 
 def added(runs: Sequence[RunResult], side: str) -> Added:
-    """Return what a variant adds to its base."""
+    """Return the differences between the figures of a variant and those of its base."""
     pairs = list(zip(*of_side(runs, side), strict=True))
     loop_us = [one.loop_us - base.loop_us for one, base in pairs]
     return Added(
@@ -166,7 +169,7 @@ def added(runs: Sequence[RunResult], side: str) -> Added:
 
 
 def traces_of(side: Side) -> Traces:
-    """Return the counts of a variant. Those of spans are 0 if no collector counted its spans."""
+    """Return the counts of a variant; the counts of spans are 0 if no collector counts them."""
     return Traces(
         side=side.name,
         num_requests=side.num_requests,

@@ -168,7 +168,7 @@ def contrib_interceptor(endpoint: str) -> Any:
 
 
 class Collector:
-    """An OTLP receiver that counts spans, and spans without a parent."""
+    """An OTLP receiver that counts all spans and root spans."""
 
     def __init__(self, *, is_hanging: bool) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp

@@ -1,9 +1,9 @@
-"""Measures the CPU time that a front (gRPC server process) uses for a request's record, separately
-on one thread.
+"""Measures the CPU time that a front (gRPC server process) spends on a request's record, from which
+metrics and traces are computed.
 
-Runs the code of that process without gRPC and without the engine: opens the request's account (the
-data for the record) with the caller's trace context, records the message's parameters, closes the
-account when the request has ended, creates and encodes the record, and sends it in batches to a
+Runs only this code, on one thread, without gRPC and without an engine: opens the request's account
+(the data for the record) with the caller's trace context, records the message's parameters, closes
+the account when the request has ended, creates and encodes the record, and sends it in batches to a
 reading process. Compares this with the same calls in a front process without an observer (the
 process that receives the records and exports traces). The request (`LiveRequest`) is created before
 the clock starts.

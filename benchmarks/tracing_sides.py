@@ -1,7 +1,7 @@
 """Starts and measures the variants (sides) of the tracing benchmark.
 
-All variants run throughout and are measured alternately, so that other load on the machine affects
-all of them. The last core is reserved for the server under load; engines, observers, collectors and
+All variants stay up and are measured alternately, so that other load on the machine affects all of
+them. The last core is reserved for the server under load; engines, observers, collectors and
 the load client use the others.
 """
 
@@ -54,7 +54,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def base_of(side: str) -> str:
-    """Return the variant with which this one is compared: the same without tracing."""
+    """Return the variant with which this one is compared: the same server without tracing."""
     return OFF if side in PENSTOCK else BARE
 
 
@@ -101,8 +101,8 @@ class Side:
     num_dropped: float = 0.0
 
     def run_load(self, seed: int, warm_s: float, window_s: float, **load: float) -> RunResult:
-        """Run one measurement and return it. `load`: `rate` per second, or `concurrency`. Raises
-        RunFailed.
+        """Run one measurement and return it. `load`: `rate` (requests per second) for an open loop,
+        or `concurrency` for a closed one. Raises RunFailed if a request does not finish.
         """
         pids = [self.server, *self.watched]
         self.ticks.switch(is_on=True)
@@ -215,8 +215,9 @@ def _peer_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
 def _collector(
     stack: contextlib.ExitStack, name: str
 ) -> tuple[str, Callable[[], dict[str, int]] | None, list[int]]:
-    """Return the endpoint for a variant's spans, a function that counts them, and the pids of the
-    collector; an empty string, None or [] for what the variant lacks.
+    """Start the collector of a variant; return the endpoint for spans ("" without tracing), a
+    function that returns the numbers of received spans (None if nothing counts them), and the
+    collector's pids.
     """
     if name in (OFF, BARE, METADATA):
         return "", None, []

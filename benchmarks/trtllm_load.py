@@ -53,8 +53,8 @@ class Load:
     seed: int
 
     def requests(self) -> list[Request]:
-        """Return requests that depend only on the seed; no two share a prefix, so the cache has no
-        hits."""
+        """Return the requests, the same on every call; their prompts are random, so that the prefix
+        cache has no hits."""
         random = np.random.default_rng(self.seed)
         shape = (self.num_requests, self.num_prompt_tokens)
         bounds = self.min_output_tokens, self.max_output_tokens + 1
@@ -67,13 +67,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """The results of one run. Times in milliseconds.
+    """The results of one run. Times are in milliseconds, unless stated otherwise.
 
     Attributes:
         burst_*: TTFT of the first `concurrency` requests.
         ttft_*: TTFT of the other requests.
         itl_*: Times between tokens, of all requests.
-        client_us: CPU time of the sender, per token.
+        client_us: CPU time of the client process per token, microseconds.
     """
 
     burst_mean: float

@@ -1,7 +1,7 @@
-"""Starts vLLM's gRPC server on the CPU, for the streams that `cpu_served.py` gives Penstock too.
+"""Starts vLLM's gRPC server on the CPU, so that `cpu_served.py` can compare it with Penstock.
 
-With vLLM's interpreter, in which the generated code of its protocol is installed, this program is a
-client process of `served_model.py`:
+Run as a program, this module is a client process for that server, started by `served_model.py`. It
+needs vLLM's interpreter, in which the generated code of the server's protocol is installed:
 
     vllm_service.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
 """
@@ -43,7 +43,7 @@ class VllmService:
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
-        """Resume the server within the block."""
+        """Resume the server, and stop it again when the `with` block ends."""
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
             yield
@@ -96,8 +96,8 @@ async def vllm_service(
 
 
 async def _read(arguments: list[str]) -> dict[str, list[float]]:
-    """Read streams that start together; return a dict of lists: the TTFTs, the times between
-    messages and the elapsed time, all in seconds, and the number of tokens.
+    """Read streams that start together; return lists by name: the TTFTs ("ttft"), the times between
+    messages ("itl") and the elapsed time, all in seconds, and the number of tokens.
     """
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)

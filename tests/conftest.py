@@ -15,14 +15,14 @@ from support.fake_trtllm import fake_trtllm_on_path
 if TYPE_CHECKING:
     from penstock.server.text.model_text import ModelText
 
-# Several groups and workers share the cores: threads of torch that wait for one another would make
-# each test many times as long. Services that tests start inherit it.
+# Test processes share the cores: torch threads that wait for one another would make each test take
+# many times as long. Services that tests start inherit this setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where there is no GPU, Triton's kernels are interpreted; Triton reads this when it is imported.
+# Without a GPU Triton interprets its kernels; it reads the variable when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Property tests search harder when asked to, as `make nightly` does; none fails for being slow.
+# `make nightly` selects a profile with more examples. No profile has a time limit.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=20_000)

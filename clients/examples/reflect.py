@@ -51,7 +51,7 @@ class Server:
 
     def describe(self, symbol: str) -> str:
         """Return the descriptor of a top-level service, message or enumeration, as text. Raises
-        KeyError for another symbol, and grpc.RpcError."""
+        KeyError for any other symbol, and grpc.RpcError."""
         file = self._pool.FindFileContainingSymbol(symbol)
         found: Any
         for kind in ("services_by_name", "message_types_by_name", "enum_types_by_name"):
@@ -136,7 +136,7 @@ Header: TypeAlias = tuple[str, str | bytes]
 
 
 class _WithMetadata(grpc.ClientCallDetails):
-    """Call details with additional metadata. The details that gRPC passes cannot be changed."""
+    """A copy of the call details with additional metadata; gRPC's own details are immutable."""
 
     def __init__(self, details: grpc.ClientCallDetails, metadata: list[Header]) -> None:
         self.method = details.method

@@ -102,8 +102,8 @@ class Axes:
 
 
 def roofline(source: dict[str, Any]) -> str:
-    """Return the roofline plot of the decode steps as SVG, with the limits of memory and matrix
-    units. `source`: the content of gpu.json.
+    """Return a roofline plot of the decode steps as SVG; the roof is the measured speed of a copy
+    and of a matrix product. `source`: the content of gpu.json.
     """
     drawing = Drawing(WIDTH)
     axes = Axes(x=(0.7, 400), y=(0.5, 1200), left=LEFT, width=660, height=340, is_log=True)
@@ -181,8 +181,8 @@ def timeline(source: dict[str, Any]) -> str:
 
 
 def latency(source: dict[str, Any]) -> str:
-    """Return the plot of the service's throughput over its median ITL as SVG, one point for each
-    number of streams. `source`: the content of gpu.json.
+    """Return a plot of the service's throughput against its median ITL as SVG, with one point for
+    each number of streams. `source`: the content of gpu.json.
     """
     drawing = Drawing(WIDTH)
     title = "Served: tokens/s over the median time between tokens"

@@ -15,8 +15,8 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key of a JSON object. `path`: its path from the outermost object, a dot before each key and
-    `[]` after an array; `values`, `default`, `text`: as displayed on the page.
+    """A key of a JSON object. `path`: its path from the outermost object, such as "cost.step_s";
+    `[]` stands for the items of an array. `values`, `default`, `text`: as displayed on the page.
     """
 
     path: str

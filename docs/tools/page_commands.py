@@ -25,8 +25,8 @@ class Command:
 
 
 def commands(markdown: str) -> Iterator[Command]:
-    """Yield the commands of `sh`, `bash` and `shell` blocks; in `console` blocks and blocks without
-    a language, only those after a `$`, and commands of penstock and grpcurl.
+    """Yield the commands in `sh`, `bash` and `shell` blocks. In `console` blocks and blocks without
+    a language, a line is a command only if it begins with `$`, `grpcurl` or a `penstock` command.
     """
     for block in blocks(markdown):
         if block.language not in SHELLS | {""}:

@@ -1,7 +1,7 @@
-"""Draws a flight recording in the style of Perfetto: the steps, the counters, the slots and the
+"""Draws a flight record in the style of Perfetto: the steps, the counters, the slots and the
 queue, with arrows between the slices of each highlighted request.
 
-Its input is the trace that `penstock timeline` writes. Does no I/O.
+Its input is the Chrome trace (JSON) that `penstock timeline` writes. Does no I/O.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Slice:
 
 @dataclass(slots=True)
 class Timeline:
-    """The events of a trace file, grouped by kind. A track is a pair of process id and thread id.
+    """The events of a Chrome trace, grouped by kind. A track is a pair of process id and thread id.
 
     Attributes:
         names: Names of tracks.
         groups: Names of track groups, by process id.
         counters: The samples of each counter, by its name: time in seconds, and values by series.
-        arrows: The points of each arrow, by its id: track, and time in seconds.
+        arrows: The flow events, drawn as arrows, by the flow's id: track, and time in seconds.
         marks: Instant events: track, name, and time in seconds.
     """
 
@@ -98,7 +98,7 @@ class View:
 
 
 def timeline_of(trace: Mapping[str, Any]) -> Timeline:
-    """Return the events of a trace file, grouped by kind."""
+    """Return the events of a Chrome trace, grouped by kind."""
     found = Timeline()
     for event in trace["traceEvents"]:
         at_s = float(event.get("ts", 0.0)) / 1e6

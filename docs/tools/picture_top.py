@@ -1,7 +1,7 @@
-"""Converts a frame of `penstock top` to SVG, on a light background and without a window.
+"""Converts a frame of `penstock top` to SVG, with light colours.
 
-The content of the frame is that of the command; this module changes only the colours and removes
-the window.
+Rich exports the frame as a picture of a terminal window; this module changes the colours, and
+removes the title bar of the window.
 """
 
 from __future__ import annotations

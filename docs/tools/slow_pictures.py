@@ -1,7 +1,7 @@
 """Creates the pictures and figures of docs/why-is-it-slow.md from real runs.
 
-Each case runs first without and then with the settings that the page recommends, if there are any,
-on `penstock serve` together with Prometheus and `penstock top`. Pictures are written to
+Each case runs on `penstock serve` together with Prometheus and `penstock top`. Most cases run a
+second time, with the remedy that the page recommends. Pictures are written to
 docs/pictures; figures from the clients, Prometheus and `penstock timeline` replace the text between
 the page's marker comments.
 
@@ -123,7 +123,7 @@ def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
 
 
 def _watch(case: Case, there: Service, found: Run) -> None:
-    """Capture `penstock top` at the case's time; kill the engine if the case requires it."""
+    """Capture `penstock top` at `case.top_s`; kill the engine at `case.kill_s`, if that is set."""
     begun_s = time.monotonic()
     state = TopState("127.0.0.1:50052")
     is_killed = case.kill_s is None
@@ -142,7 +142,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
 
 
 def _read_flight_record(file: Path, found: Run, home: Path) -> None:
-    """Store the trace and the summary that `penstock timeline` creates from a flight recording."""
+    """Store the trace and the summary that `penstock timeline` creates from a flight record."""
     output = home / "timeline.json"
     command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -151,7 +151,7 @@ def _read_flight_record(file: Path, found: Run, home: Path) -> None:
 
 
 def draw(case: Case, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the pictures of a case, by file name."""
+    """Return the pictures of a case as SVG, by file name."""
     timeline = picture_timeline.timeline_of(runs[0].trace)
     pictures = {f"{case.name}-timeline.svg": picture_timeline.picture(timeline, case.view)}
     if case.has_top:

@@ -62,8 +62,8 @@ class Prometheus:
         )
 
     def query(self, query: str) -> dict[str, float]:
-        """Return the current values of a query by their labels; empty without data. Raises
-        RunFailed for an invalid query.
+        """Return the current values of a PromQL query by their label values, joined with spaces;
+        empty without data. Raises RunFailed for an invalid query.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
@@ -136,7 +136,7 @@ def block(case: Case, runs: Sequence[Run]) -> str:
 
 def log_lines(log: str, words: Sequence[str]) -> list[str]:
     """Return the log lines since the service was ready that contain any of these words; paths of
-    flight recordings are shortened to file names."""
+    flight records are shortened to file names."""
     _, _, since = log.rpartition("penstock metrics on")
     lines = [line for line in since.splitlines() if any(word in line for word in words)]
     return [_FOLDER.sub("", line) for line in lines]
@@ -155,10 +155,10 @@ def shortened(summary: str) -> list[str]:
 
 
 def figures_of(answers: Sequence[RequestOutcome], prefix: str) -> str:
-    """Format TTFT, longest gap and E2E latency as median (worst) of the clients with this name
-    prefix.
+    """Format TTFT, longest gap between tokens and E2E latency, each as median (worst), of the
+    requests whose names have this prefix.
 
-    Includes the number of errors by reason, if any.
+    Appends the number of errors by reason, if any.
     """
     its = [each for each in answers if each.name.startswith(prefix)]
     ends = [each.end for each in its]

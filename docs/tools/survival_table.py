@@ -20,8 +20,8 @@ _SIGNS = {"at most": "≤", "at least": "≥"}
 
 
 def rows_of(document: dict[str, Any]) -> list[str]:
-    """Return the rows of the table; each check has its measured value and its goal. A missed goal,
-    or too few runs, is marked.
+    """Return the rows of the table: the measured value and the goal of each check, with a note if
+    the goal was missed or if there were too few runs.
 
     Checks whose names are the same up to the word "during" or a colon share a row.
     """

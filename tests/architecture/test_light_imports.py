@@ -1,4 +1,4 @@
-"""The packages of fronts, client and scheduler import no heavy modules, so that they start fast."""
+"""The packages in `LIGHT` import no heavy modules, so that their processes start fast."""
 
 from __future__ import annotations
 

@@ -249,7 +249,9 @@ async def silent_sockets(
 
 
 class SilentSocket:
-    """A connection that sends nothing more and waits until it is closed."""
+    """A connection that sends nothing after its greeting. `until_closed` waits until the server
+    closes it.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

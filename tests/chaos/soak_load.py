@@ -71,10 +71,10 @@ _FAIL = (Kind.POISON, Kind.DEADLY)
 class SoakPlan:
     """The sizes of one soak.
 
-    `num_streams` run at all times, and `num_held` more in client processes that are stopped or
-    killed; `burst_size` start at once every `burst_every_s`. After `seconds` no new requests are
-    sent. `is_torch`: the service runs the demo model instead of the simulated one, and scripts no
-    faults.
+    `num_streams` streams run at all times, and `num_held` more in client processes that are stopped
+    or killed; `burst_size` streams start at once every `burst_every_s` seconds. After `seconds` no
+    new requests are sent. `is_torch`: the service runs the demo model instead of the simulated one,
+    and scripts no faults.
     """
 
     seconds: float = 300.0
@@ -153,7 +153,7 @@ def simulated_reference() -> Reference:
 
 
 async def measured_reference(address: str, seed: int) -> Reference:
-    """Return a reference of a few prompts whose outputs are measured on the idle service.
+    """Return a reference of a few prompts whose outputs are recorded from the idle service.
 
     Contains only outputs in which no token has a close second in probability, so that rounding does
     not change them.
@@ -341,7 +341,7 @@ class _Received:
 
     def outcome(self) -> str:
         """Return what is missing in a stream that ended without an error, "" if it is complete.
-        Adds a wrong number of tokens to `wrong`.
+        Adds an entry to `wrong` if the reported number of tokens differs from the received one.
         """
         if self._end is None:
             return "no end"

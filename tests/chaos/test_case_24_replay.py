@@ -26,8 +26,8 @@ from support.timeout import TEST_TIMEOUT_S
 NUM_STREAMS = 32
 NUM_TOKENS = 600
 KILLED_AT = (60, 120, 180, 240)
-"""Numbers of tokens of the first stream at which the engine is killed. Enough tokens follow the
-last one that the kill precedes the stream's end on a busy machine too.
+"""The engine is killed each time that the first stream has so many tokens. Enough tokens remain
+after the last kill that it precedes the stream's end, even on a busy machine.
 """
 
 

@@ -11,8 +11,8 @@ from chaos.attacked_server import attacked_server
 from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
 
 MAX_GROWTH_MIB = 20
-"""Maximum growth of a front that was attacked before, so that memory kept for reuse does not
-count.
+"""Maximum growth of a front's memory during attacks. The growth during a first attack does not
+count, because freed memory is kept for reuse.
 """
 NUM_RESETS, NUM_ATTACKS = 20_000, 5
 MAX_BYTES_PER_RESET = 250
@@ -40,7 +40,7 @@ async def test_case_42_rapid_resets_affect_no_other_client() -> None:
         async with attacked.probed() as probe:
             for _ in range(NUM_ATTACKS):
                 seen = await attacks.rapid_reset(attacked.address, NUM_RESETS)
-                # Most are rejected by the bound on streams, unseen by any handler.
+                # The limit on streams rejects most calls before a handler runs.
                 assert seen.num_resets > seen.num_sent / 2
         assert probe.outcomes
         assert probe.num_errors == 0

@@ -200,7 +200,7 @@ async def test_a_signal_ends_a_later_load_that_hangs(folder: Path) -> None:
         assert [pid for pid in workers if entry_of(pid) is not None] == []
 
 
-# A script starts something else, which starts something too, and becomes the service.
+# An entrypoint script starts a process, which starts another, and then executes the service.
 ENTRYPOINT = """
 mkfifo "$0/said"
 ( sleep 600 & echo "$!" >"$0/said"; wait ) </dev/null >/dev/null 2>&1 &

@@ -1,4 +1,7 @@
-"""Ten thousand requests with random cancels, failures and deadlines leave no resources in use."""
+"""Thousands of requests with random cancels, failures and deadlines leave no resources in use.
+
+PENSTOCK_NUM_REQUESTS sets the number of requests: 2,000 by default, 10,000 in `make nightly`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ POISON = 3
 
 
 class Storm:
-    """Random requests, all from one seed, to one engine whose stand-in is not paused."""
+    """Sends random requests, all drawn with one seed, to an engine whose stand-in is not paused."""
 
     def __init__(self, folder: Path, policy: CapacityPolicy, seed: int) -> None:
         self.random = random.Random(seed)
@@ -193,7 +196,7 @@ def test_thousands_of_requests_leave_no_resources_in_use(
             FailureReason.EXECUTOR_REQUEST_FAILED,
             FailureReason.DEADLINE_EXCEEDED,
         }
-        # Whether there is enough at once to preempt depends on the machine.
+        # Whether enough requests run at once to cause preemptions depends on the machine.
         if policy is not CapacityPolicy.MAX_UTILIZATION:
             assert storm.num_preempted == 0
         harness.control.pause()

@@ -142,8 +142,8 @@ async def running_streams(
 
 
 async def until_loading(site: Site) -> int:
-    """Wait for an engine process whose executor has created its event loop, which is before the
-    model is loaded; return its pid.
+    """Wait for an engine process whose executor has created its event loop but not loaded the model
+    yet; return the process's pid.
     """
 
     def found() -> int | None:

@@ -209,8 +209,8 @@ EVIDENCE: Mapping[str, ExpectedSpans] = {
         ExpectedRequest(methods=(_MULTIPLEX,), reason="INVALID_ARGUMENT", temperature=-1.0),
         _answered(1, num=6),
     ),
-    # Resume is a call of the same request and leaves no separate span. The one that was cut does,
-    # and the engine's counter shows that it continued nevertheless.
+    # Resume continues a request and leaves no span. The call that was cut leaves one, and the
+    # engine's token counter shows that the request continued.
     "resume": _left(
         ExpectedRequest(methods=(_STREAM,), num_asked_tokens=RESUMED_TOKENS, is_cut=True),
         _answered(RESUMED_TOKENS),

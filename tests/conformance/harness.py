@@ -34,7 +34,7 @@ IDLE_S = 60.0
 EVIDENCE_S = 60.0
 _TICK_S = 0.1
 _LAG_TICKS = 15
-"""Number of statistics after which the engine's counters are current; they are up to 1 s old."""
+"""Number of statistics reports after which the counters are current; they are up to 1 s old."""
 
 SERVICE = (
     *simulated(),
@@ -199,6 +199,6 @@ async def _why_busy(operations: OperationsClient, client: Client) -> str:
     try:
         await client.generate_once([1], max_tokens=1, deadline_s=IDLE_S, request_id=request_id)
     except QueueFull:
-        # It was full, and counts as full until its engine has shown that it is not.
+        # A queue that was full counts as full until the engine reports otherwise.
         return "its queue still counts as full"
     return ""

@@ -1,8 +1,8 @@
 """Every executor keeps its contract with the scheduler. The tests are the same for all executors
 and run them through the engine.
 
-An executor is compared with itself: a request that runs alone, in one chunk, on fresh blocks must
-give the same result in any batch. To test an executor, add a line to CASES.
+An executor is compared with itself: a request must give the same result in any batch as when it
+runs alone, in one chunk, on fresh blocks. To test an executor, add a line to CASES.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_chunked_prefill_does_not_change_outputs(harness: Harness) -> None:
 
     chunked = harness.run(*specs, budget=5, executor=executor)
 
-    # One that paces itself cuts prompts out of sight.
+    # A self-paced executor chunks prompts itself, which is not observable.
     assert executor.info.is_self_paced or executor.num_prefill_rows > len(specs)
     assert [outcome.tokens for outcome in chunked] == tokens_alone(harness, specs)
 
@@ -397,7 +397,7 @@ def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(harness: Harness) 
     chunked = harness.run(specs[0], budget=8)[0]
 
     assert sorted(whole.prompt_logprobs) == list(range(1, 17))
-    # Tiles of scores are rounded where a chunk ends, and keys in 8 bits leave more to round.
+    # Chunk borders change the rounding of scores; it is larger with keys in 8 bits.
     near = 2e-3 if harness.config.kv_cache_dtype != "auto" else 1e-4
     assert again.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=near)
     assert chunked.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=near)

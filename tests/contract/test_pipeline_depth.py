@@ -25,8 +25,8 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from support.core import BLOCK_SIZE, make_spec
 from support.executor_runs import MAX_SEQ_LEN, CheckedExecutor, Harness, Outcome
 
-# An executor that computes at once, behind a pipeline of two steps: the tokens that it reads are
-# one step old.
+# An executor that computes at once, behind a pipeline of depth 2: it reads tokens that are one step
+# old.
 
 
 class LateArrays:
@@ -114,7 +114,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 AMPLE_BLOCKS, SCARCE_BLOCKS = 64, 14
-"""With AMPLE blocks no request is preempted; with SCARCE the longest fits alone, three do not."""
+"""With AMPLE_BLOCKS no request is preempted; with SCARCE_BLOCKS some are."""
 
 
 def on_cpu(depth: int, config: ExecutorConfig) -> Executor:

@@ -25,11 +25,11 @@ from support.trtllm_facts import all_names, class_paths, facts, members_of, of_r
 ADAPTER = Path(package.__file__).parent
 OWN_WORDS = {
     "llm_args.py": set[str](),
-    # Fields of ours that messages name.
+    # Fields of our own requests, which error messages name.
     "request_mapping.py": {"constraint", "retention", "none"},
     "stats.py": {"pushed"},
 }
-"""Modules that collect arguments, or read statistics, by name in quotes; names that are ours."""
+"""Modules that use the package's names as string constants, and the constants that are our own."""
 FOREIGN_CLASS = re.compile(r"[A-Z]\w*(Config|Policy|Params|Request|Sampler|Args)")
 OWN_CLASSES = {"SubmittedRequest"}
 CLASSES = sorted(facts()["classes"])

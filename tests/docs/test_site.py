@@ -20,7 +20,7 @@ for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
     pytest.importorskip(needed, reason="needs the extra docs: pip install 'penstock[docs]'")
 pytestmark = pytest.mark.docs
 
-# What a browser fetches by itself; where a reader may click is another matter.
+# References that a browser loads by itself, unlike links.
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?([^\"'\s>]+)"
     r"|<link[^>]*\shref=[\"']?([^\"'\s>]+)"

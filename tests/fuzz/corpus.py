@@ -1,5 +1,5 @@
-"""Encodes requests of every kind, and mutates their bytes: flips bits, and removes,
-duplicates or joins bytes.
+"""Encodes requests of every kind, and mutates their bytes: flips bits, and removes, duplicates or
+joins bytes.
 
 A random seed determines the mutations.
 """

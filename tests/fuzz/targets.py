@@ -47,7 +47,7 @@ def read_request(data: bytes) -> None:
         valid_request_id(message)
         read_generation(message, LIMITS, ("tiny", "demo"))
     except RequestError as error:
-        # Its message is within the limit, and can be encoded.
+        # The error message is within the limit and can be encoded.
         abort = abort_of(error.failure)
         assert len(abort.message.encode()) <= 1024
 
@@ -94,8 +94,8 @@ def read_command(data: bytes) -> None:
 
 
 def read_trace_headers(data: bytes) -> None:
-    """Parse the bytes up to the first line feed as a traceparent and the others as a tracestate;
-    then parse both again as text.
+    """Parse the bytes up to the first line feed as a traceparent and the rest as a tracestate; then
+    parse both again as text.
     """
     parent, _, state = data.partition(b"\n")
     for one, other in ((parent, state), (parent.decode("latin-1"), state.decode("latin-1"))):

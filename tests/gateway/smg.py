@@ -1,6 +1,7 @@
 """Starts the unmodified smg gateway from PyPI in front of workers that tests start.
 
-Its state is read from its log line by line, without polling. Only its process is signalled.
+Its state is read from its log, and polled over HTTP where the log lacks it. Only the gateway's
+process is signalled.
 """
 
 from __future__ import annotations

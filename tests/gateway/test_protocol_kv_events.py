@@ -64,7 +64,9 @@ async def read(call: Any, max_batches: int) -> None:
 
 
 async def rejected(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
-    """Read up to `num_batches` batches of a call, which must fail meanwhile; return its error."""
+    """Read up to `num_batches` batches of a call; return the error with which one of the reads
+    fails.
+    """
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
     return caught.value
@@ -83,7 +85,7 @@ async def followed(served: ServedFront, salt: bytes = b"c", **more: Any) -> Any:
     listener. `more`: further arguments of the call, such as `metadata`.
     """
     call = subscribe(served.channel, **more)
-    # At once, before there is anything to report.
+    # The server sends it at once, before it has events to send.
     await call.initial_metadata()
     assert salt in served.port.cache_listeners
     return call
@@ -195,7 +197,7 @@ async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFr
         read_commands(CacheUpdate(ticket=0, changes=()))
         return writer.is_aborted or writer.num_writes > num_received
 
-    # The network takes an unknown number of them before it is full.
+    # The transport buffers an unknown number of updates before a write blocks.
     for _ in range(100):
         if writer.is_aborted:
             break
@@ -217,7 +219,7 @@ async def test_a_drain_ends_a_subscription(served: ServedFront) -> None:
 
 
 async def test_subscriptions_that_cannot_be_served_are_rejected(served: ServedFront) -> None:
-    # Of an earlier stream nothing is kept: the gateway starts over.
+    # No events of an earlier stream are kept, so the gateway must start over.
     assert (await rejected(subscribe(served.channel, start=7))).code() is CODE.OUT_OF_RANGE
     calls = [subscribe(served.channel) for _ in range(MAX_STREAMS)]
     for call in calls:
@@ -254,7 +256,7 @@ async def test_a_tenant_receives_only_its_own_blocks(text: ModelText, tmp_path: 
         call = await followed(served, shared_salt("acme"), metadata=bearer_metadata(ACME))
 
         assert list(served.port.cache_listeners) == [shared_salt("acme")]
-        # It does not outlive its token.
+        # The subscription ends when its token is revoked.
         served.port.cache_listeners[shared_salt("acme")](NOTHING)
         assert (await call.read()).sequence_number == 1
         policy = security_files.policy_file.read_text(encoding="utf-8")

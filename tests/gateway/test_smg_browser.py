@@ -29,7 +29,7 @@ from support.observation import model_of, observed, until_stats
 from support.service import simulated
 from support.timeout import TEST_TIMEOUT_S
 
-# Headless Chromium that a test talks to while its pages run, in real time.
+# Headless Chromium, controlled by the test while its pages run in real time.
 
 
 class Browser:
@@ -133,7 +133,7 @@ class Page:
 def live_browser(home: Path) -> Generator[Browser]:
     """Start Chromium with its profile in `home`."""
     (theirs_in, commands), (answers, theirs_out) = _pipe(), _pipe()
-    # It takes commands from descriptor 3 and answers on 4.
+    # Chromium reads commands from descriptor 3 and writes responses to 4.
     moved = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
     process = subprocess.Popen(
         [
@@ -260,7 +260,7 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
     output = done.by_id("output")
     assert done.attributes("body")[0]["data-state"] == "done", done.text
     assert output["data-tokens"] == str(NUM_TOKENS)
-    # One for each step of the engine: nothing on the way waits for the end.
+    # About one chunk for each engine step: no part of the path buffers the response.
     assert int(output["data-chunks"] or 0) >= NUM_TOKENS // 2
     assert f"{NUM_TOKENS} tokens (length)" in done.text
     assert rejected.attributes("body")[0]["data-state"] == "failed"
@@ -284,8 +284,8 @@ def test_the_page_reports_an_incomplete_response(browser: Browser, origin: str, 
 def loaded_page(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
 ) -> LoadedPage:
-    """Open the page with a prompt that is sent at once; return the document when the response is
-    over. If `until` is not IS_OVER, press Stop once that condition holds.
+    """Open the page with a prompt that it sends at once; return the document when the response has
+    ended. If `until` is not IS_OVER, press Stop once that condition holds.
     """
     asked = {"gateway": to, "prompt": GREETING, "max_tokens": max_tokens, "model": model}
     page = browser.open(f"{origin}/?{urllib.parse.urlencode(asked)}")

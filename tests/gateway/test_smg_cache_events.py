@@ -50,11 +50,11 @@ async def test_the_gateway_routes_by_cached_blocks() -> None:
             gateway(*(worker.address for worker in workers), policy="cache_aware")
         )
 
-        # What there was before it came.
+        # Blocks that were cached before the gateway subscribed.
         await made.until_logged(APPLIED, 2)
         assert all([await num_cached(made, prompt(num)) for num in range(NUM_PROMPTS)])
 
-        # What has come since.
+        # Blocks that are cached after it subscribed.
         lake = [await fill(workers[1], prompt(num, "lake")) for num in range(NUM_PROMPTS)]
         num_blocks = sum(river[1::2]) + sum(lake)
         second = f"grpc://{workers[1].address}"
@@ -74,14 +74,14 @@ async def test_the_gateway_receives_every_loss_and_a_stream_survives_its_engine(
         num_blocks = await fill(worker, prompt(1))
         await made.until_metric("smg_kv_index_blocks", num_blocks, worker=address)
 
-        # A front's loss is that of the stream: the gateway comes back, and starts over.
+        # If a front dies, its streams end: the gateway subscribes again and starts over.
         os.kill(await worker.next_pid("front"), signal.SIGKILL)
         await made.until_logged("KV event replay cursor expired")
         await made.until_logged(APPLIED, 2)
         await made.until_metric("smg_kv_index_blocks", num_blocks, worker=address)
 
-        # An engine's loss is that of the cache, and a pause of its streams: the front continues
-        # with the next engine at the same token.
+        # If an engine dies, its cache is lost and its streams pause: the front continues them at
+        # the same token with the next engine.
         await made.until_healthy()
         ask = {"model": "demo", "prompt": "once", "max_tokens": 200, "temperature": 0.0}
         whole = await client.completions.create(**ask)

@@ -254,7 +254,7 @@ async def test_the_gateway_reports_its_workers_and_their_load(harness: Harness) 
         assert one["labels"]["page_size"] == "16"
 
     async with asyncio.timeout(TEST_TIMEOUT_S):
-        # The gateway asks its workers in turn, and leaves out one that is slow to answer.
+        # The gateway queries its workers, and omits one that responds slowly.
         while not (loads := (await harness.gateway.get("/loads"))["loads"]):
             pass
     assert all(one["max_running_requests"] == 64 for one in loads)

@@ -26,7 +26,7 @@ from support.fake_trtllm import child_environment
 from support.service import started
 from support.timeout import TEST_TIMEOUT_S
 
-# A gRPC server between a gateway and a worker: it passes all on unchanged and keeps what it saw.
+# A gRPC proxy between gateway and worker: it changes nothing and records all calls.
 
 _OWN_KEYS = ("user-agent",)
 """Each of the two connections has its own value."""
@@ -209,7 +209,7 @@ def lowered(headers: Any) -> dict[str, str]:
 
 
 def generation(data: bytes) -> Any:
-    # Loaded here, for the whole module is skipped where it is not installed.
+    # Imported here, because the module is skipped if the package is not installed.
     from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
     return vllm.GenerateRequest.FromString(data)

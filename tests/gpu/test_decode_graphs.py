@@ -1,5 +1,5 @@
-"""Every captured graph of decode steps is compared with full forwards in float32; skipped without
-CUDA.
+"""Every captured graph of decode steps is compared with forward passes of `NaiveModel`, in float32;
+skipped without CUDA.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class _Recorded(dict[Any, Any]):
 
 
 def max_error(reported: list[StepEvents], specs: list[RequestSpec], naive: NaiveModel) -> float:
-    """Return the largest absolute error of an output token's log probability against naive
-    forwards.
+    """Return the largest absolute error of an output token's log probability against the naive
+    model's.
     """
     tokens, found = defaultdict[int, list[int]](list), defaultdict[int, list[float]](list)
     for events in reported:

@@ -62,8 +62,9 @@ def make_executor(folder: Path) -> TorchExecutor:
 
 
 def largest_steps(executor: TorchExecutor) -> list[Batch]:
-    """Return steps with every sampling option: as many prompts as possible, the end of one long
-    prompt, the ends of several, decodes that together use all blocks, and a mix of all.
+    """Return steps with every sampling option: as many prompts as possible, one prompt that takes
+    the whole token budget, the end of one long prompt, the ends of several, decodes that together
+    use all blocks, and a mix of decodes and the end of a long prompt.
     """
     info = executor.info
     context = min(info.num_blocks * info.block_size // MAX_NUM_SEQS, MAX_SEQ_LEN)

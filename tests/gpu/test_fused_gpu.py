@@ -1,4 +1,4 @@
-"""Tests of the fused path on a CUDA device, most of them against naive forwards; skipped without a
+"""Tests of the fused path on a CUDA device, most of them against the naive model; skipped without a
 CUDA device.
 """
 

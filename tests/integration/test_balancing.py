@@ -32,7 +32,7 @@ from support.ports import reusable_port
 from support.service import Service, simulated, started
 from support.timeout import TEST_TIMEOUT_S
 
-# Callers that never pause, and the servers that answered.
+# Clients without pauses, and the servers that answered them.
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
@@ -97,7 +97,7 @@ async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[St
         assert isinstance(outcome, asyncio.CancelledError), outcome
 
 
-# A name server with scripted answers: the addresses of a name, which may change.
+# A DNS server with scripted addresses, which may change.
 
 _HEADER = struct.Struct("!6H")
 _A, _INTERNET = 1, 1
@@ -119,7 +119,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not an instance of that class in every release of Python.
+        # In some releases of Python it is not an instance of that class.
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
@@ -157,7 +157,7 @@ async def name_server(*addresses: str) -> AsyncGenerator[NameServer]:
 
 AGE_S = "1"
 STEP_S = 0.04
-"""So long that a call takes as long on each server, however busy the machine is."""
+"""Long enough that a call takes about the same time on each server, even on a busy machine."""
 
 
 class QuickNames(ChannelConfig):
@@ -194,7 +194,7 @@ async def test_a_list_of_servers_with_one_drained_and_one_killed(stack: AsyncExi
     client = await stack.enter_async_context(Client([a.address, b.address, c.address]))
     async with steady_load(client) as load:
         seen = await load.more("a", "b", "c", count=30)
-        # The fewest open calls, so the servers are about as busy.
+        # Each call goes to the server with the fewest open calls, so loads are similar.
         assert max(seen.values()) < 4 * min(seen.values())
 
         a.signal(signal.SIGTERM)
@@ -251,7 +251,7 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
         await load.more("a", "b", "c")
         assert names.num_questions > num_questions
 
-        # Kubernetes takes the address away when the pod is to go, and then sends the signal.
+        # Kubernetes removes a terminating pod's address first, and then sends the signal.
         names.addresses = ["127.0.0.2", "127.0.0.3"]
         a.signal(signal.SIGTERM)
         assert await a.ended() == 0

@@ -69,7 +69,7 @@ async def test_a_sweep_over_a_real_service(service: Service, tmp_path: Path) -> 
     for point in points:
         assert (point["num_due"], point["num_completed"], point["num_short"]) == (20, 20, 0)
         assert point["ttft"]["num"] == point["e2e"]["num"] == point["queue"]["num"] == 20
-        # Three tokens are two gaps, unless the reader was so slow that one write held two.
+        # Three tokens have two gaps, or fewer if a message contained several tokens.
         assert 0 < point["itl"]["num"] <= 40
         assert len(point["cpu_shares"]) == 2
         assert point["cached_prompt_share"] == 0.0
@@ -89,7 +89,7 @@ async def test_a_closed_loop_and_a_replayed_trace(service: Service, tmp_path: Pa
     )
     assert closed.code == 0, closed.err
     [point] = points_of(reported)
-    # Without those of the warm-up.
+    # The requests of the warm-up do not count.
     assert (point["arrivals"], point["num_due"], point["num_completed"]) == ("closed", 12, 12)
     assert point["output_tokens_per_s"] * point["duration_s"] == pytest.approx(36)
     assert point["requests_per_s"] * point["duration_s"] == pytest.approx(12)
@@ -101,7 +101,7 @@ async def test_a_closed_loop_and_a_replayed_trace(service: Service, tmp_path: Pa
         assert replayed.code == 0, replayed.err
         [point] = points_of(reported)
         assert (point["arrivals"], point["num_completed"], point["num_short"]) == ("replay", 3, 0)
-    # The prompts of the first replay again, of which whole blocks are cached.
+    # The second replay has the same prompts, whose full blocks are cached.
     assert point["cached_prompt_share"] > 0.0
 
 
@@ -175,7 +175,7 @@ async def test_errors_are_counted_by_status_and_reason(tmp_path: Path) -> None:
     ]
     assert "error        3 x RESOURCE_EXHAUSTED (QUEUE_FULL)" in done.out
     assert "66.7% of the requests failed" in done.err
-    # The requests that were planned, and no retries.
+    # The planned requests, without retries.
     assert len(server.requests) == 6
     request = server.requests[0].request
     assert len(request.token_prompt.ids) == 8

@@ -185,7 +185,7 @@ async def test_a_build_that_is_interrupted_ends_the_builder(
         result = await ended(process)
 
     try:
-        # No client is there any more to be signalled, not even with nothing.
+        # The builder has ended: not even signal 0 can be sent to it.
         with pytest.raises(ProcessLookupError):
             signal.pidfd_send_signal(builder, 0)
     finally:
@@ -204,7 +204,7 @@ async def test_a_killed_build_ends_its_builder_and_leaves_no_engine(
         process.kill()
         await process.communicate()
     try:
-        # Readable once the process has ended, which it would not do by itself.
+        # A pidfd is readable once its process has ended; this one would not end by itself.
         ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], TEST_TIMEOUT_S)
     finally:
         os.close(builder)

@@ -32,9 +32,9 @@ from support.timeout import TEST_TIMEOUT_S, until_true
 
 LONG = 400
 MOST_STEPS = 2
-"""From the engine's receipt of a cancel to the last page that is freed."""
+"""Maximum number of steps from the receipt of a cancel until the request's blocks are free."""
 NUM_RACES = int(os.environ.get("PENSTOCK_NUM_RACES", "1500"))
-"""10,000 for the whole case."""
+"""The complete case requires 10,000."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_case_01_cancel_while_pending(one_slot: SteppedService) -> None:
     waiting.cancel()
     await service.until(lambda: service.server.num_live_requests == 1)
     assert await waiting.code() is grpc.StatusCode.CANCELLED
-    # Receiving it is enough: no step is needed, and none was done.
+    # Receiving the cancel is enough: no step has run.
     service.read_commands()
     assert list(service.engine.requests) == [running_key]
     assert len(service.engine.queue) == 0

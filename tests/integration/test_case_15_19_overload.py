@@ -128,7 +128,7 @@ async def test_case_16_huge_prompts_fill_the_queue(text: ModelText, is_shown: bo
         calls.send(service, request(NUM_TOKENS, range(100, 250)))
         await service.until_live(2)
         huge = calls.send(service, request(NUM_TOKENS, range(300, 400)))
-        # The engine stays full until it has been asked.
+        # No step runs before the engine has the request, so the engine is still full.
         await service.until(lambda: huge.done() or service.server.num_live_requests == 3)
         await service.until(huge.done, steps=not is_shown)
         (error,) = calls.rejected
@@ -153,7 +153,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
         publish_queue(service)
         for _ in range(10 * MAX_WAITING):
             burst.send(service, request(NUM_TOKENS))
-            # While the engine takes no step at all: health does not wait for it.
+            # The engine takes no step meanwhile: a health check does not wait for it.
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=TEST_TIMEOUT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await service.until(lambda: len(burst.done) == 9 * MAX_WAITING)
@@ -245,7 +245,7 @@ async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText
 
         async def sleep(delay_s: float) -> None:
             slept_s.append(delay_s)
-            # In that time the service gets through its queue.
+            # During the delay the service processes its queue.
             await service.until(lambda: len(calls.done) == len(calls.tasks), steps=True)
             shown.publish()
 
@@ -274,7 +274,7 @@ async def test_case_10_a_deadline_shorter_than_the_queue(
 
         monkeypatch.setattr(service.engine.executor, "collect", slowly)
         calls = Calls()
-        # Steps of both kinds, so that the engine knows what they take.
+        # Prefill and decode steps, from which the engine learns their durations.
         for length in (1, 20, 40, 60) * 6:
             calls.send(service, request(NUM_TOKENS, range(100, 100 + length)))
             await service.until(lambda: len(calls.done) == len(calls.tasks), steps=True)
@@ -317,7 +317,7 @@ async def _ended(service: SteppedService, task: asyncio.Task[Any]) -> None:
 
 
 async def _steps_to_first_token(service: SteppedService) -> int:
-    """Return the number of steps of one request of tenant b, from its receipt by the engine to its
+    """Send a request of tenant b; return the number of steps from its receipt by the engine to its
     first token.
     """
     call: Any = service.stub.Generate(request(NUM_TOKENS), metadata=(("x-tenant", "b"),))

@@ -80,8 +80,8 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
 async def test_case_35_late_events_of_a_cancelled_request(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An admission, a token and an end that arrive for a cancelled request are counted and change
-    nothing; so is an event for an unknown key.
+    """Events that arrive for a cancelled request (an admission, a token and an end) or for an
+    unknown key are counted and have no other effect.
     """
     caplog.set_level(logging.WARNING)
     leaving = served.stub.Generate(request(50))

@@ -185,7 +185,7 @@ def test_case_39_any_request_is_served_or_rejected(text: ModelText) -> None:
             error = await ended(served.channel, data)
             assert error is None or error.code() in EXPECTED, error
             assert error is None or error.code() is not C.UNKNOWN
-            # One end for each, and nothing of it is left.
+            # Each call ends once, and no request is left.
             async with asyncio.timeout(TEST_TIMEOUT_S):
                 await until_true(lambda: not len(served.front.table))
 

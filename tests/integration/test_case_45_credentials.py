@@ -211,7 +211,7 @@ async def test_nothing_is_served_to_unauthenticated_callers(
     paths = [path for name in FRONT_SERVICES for path, _ in methods_of(name)]
     async with serving(text, security=security) as served:
         for path in (*paths, *INSPECTION):
-            # What they send is not even waited for, nor parsed.
+            # The server neither waits for a message nor parses it.
             for data in (None, GARBAGE):
                 code = await raw_code(served.channel, path, data, token=token)
                 assert code is wanted, path
@@ -321,7 +321,7 @@ async def test_certificates_are_replaced_without_a_restart(
         assert await certificate_of(served.address) == first.strip()
         call = served.stub.Generate(request())
         (spec,) = await served.port.next_submission()
-        # A certificate without its key, as between two writes: the old one stays, reported once.
+        # The key does not fit yet, as between two writes: the old pair stays, reported once.
         second = security_files.authority.issue("second")
         security_files.cert_file.write_bytes(second.cert)
         security.poll()

@@ -143,7 +143,7 @@ def test_a_command_sent_with_the_settings_is_executed(tmp_path: Path) -> None:
         "signal.pause()"
     )
     with ours, theirs:
-        # Both before the child looks, as when a service is stopped while a process starts.
+        # Both are sent before the child reads, as when a service stops during its start.
         ours.sendall(TO_CHILD.encode(Launch(settings=b"{}")) + TO_CHILD.encode(Stop()))
         child = subprocess.run(
             [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],

@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a child after it is ready (real processes)."""
+"""Messages between the supervisor and a child process that is ready. The processes are real."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_restart_is_not_a_failure_and_ends_when_the_next_child_is_ready(
 ) -> None:
     place = ProcessHarness(tmp_path)
     keeper = await place.kept_alive()
-    # More often than any client may die.
+    # More restarts than the supervisor would tolerate deaths.
     for _ in range(6):
         first = place.child
         await asyncio.wait_for(place.process.restart(TEST_TIMEOUT_S), TEST_TIMEOUT_S)
@@ -126,7 +126,7 @@ async def test_a_child_that_dies_before_it_reads_the_stop_order_did_not_fail(
     place = ProcessHarness(tmp_path)
     keeper = await place.kept_alive()
     assert place.child is not None
-    # It cannot receive any more, and is dead before any client can know.
+    # The child receives nothing more, and dies before its death can be detected.
     os.kill(place.child.pid, signal.SIGSTOP)
     os.kill(place.child.pid, signal.SIGKILL)
     place.process.retire()

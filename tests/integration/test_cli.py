@@ -287,7 +287,7 @@ async def test_an_output_error_cancels_the_request(
 ) -> None:
     server.scripts.append(send_tokens_and_wait)
 
-    # Not even the failure can be reported: the exit code does.
+    # Not even the error can be written, so only the exit code reports it.
     outputs = {"stdout": full_device, "stderr": full_device}
     async with started(server, "generate", "Hi", **outputs) as process:
         await asyncio.wait_for(process.communicate(), TEST_TIMEOUT_S)

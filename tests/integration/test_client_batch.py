@@ -230,7 +230,7 @@ async def test_a_slow_consumer_stops_the_streams(server: ScriptedServer, time: F
     batch = adapter.client.generate_many(["a"], max_concurrency=1)
     await anext(batch)
     previous = -1
-    # What the transport holds fills up, and then the server waits.
+    # The transport's buffers fill, and then the server waits.
     while previous != num_sent:
         previous = num_sent
         await asyncio.wait_for(adapter.client.health(), 60)

@@ -77,7 +77,7 @@ async def test_generate_once_collects_a_complete_generation(
 
     generation = await adapter.call("generate_once", "Hi")
 
-    # No client had seen the first attempt's output, so it could be tried again.
+    # The caller had received no output of the first attempt, so a retry was allowed.
     assert generation.text == "Hello, world"
     assert time.slept_s == [0.5]
 
@@ -123,7 +123,7 @@ async def test_leaving_early_cancels_that_request(
     await adapter.stop_after_output("Hi")
 
     await until(server.requests[0].cancelled)
-    # The end that arrives for it now belongs to no request, and is no error.
+    # The end event that arrives after the cancel has no request; that is no error.
     assert await adapter.text("more") == ["Hello, ", "world"]
     assert len(server.calls) == 1
 
@@ -145,7 +145,7 @@ async def test_credit_follows_the_reader(kind: Any, server: ScriptedServer, time
 
     assert server.requests[0].submit.num_credit_tokens == 8
     assert sum(event.num_tokens for event in events if isinstance(event, Tokens)) == 40
-    # All but what is still on its way is given back; never more than was taken.
+    # All credit is returned, except what is in transit; never more than was used.
     assert 0 <= server.requests[0].num_credit_tokens <= 8
     await adapter.close()
 
@@ -210,7 +210,7 @@ async def test_a_lost_message_fails_only_its_request(
     assert len(server.calls) == 1
 
 
-# The life of the Multiplex calls under both clients: lost, rejected, old, drained, closed.
+# Multiplex calls of both clients that are lost, rejected, too old, drained or closed.
 
 
 async def test_a_draining_server_gets_a_new_call(

@@ -73,7 +73,7 @@ async def test_each_channel_has_a_connection(
     proceed.set()
     await asyncio.gather(*streams)
     assert adapter.client.pool_state.num_open_channels == 3
-    # Connections last: more calls need no more of them.
+    # Connections are kept, so more calls open no new ones.
     await asyncio.gather(*(adapter.events("Hi") for _ in range(6)))
     assert {(await arrived(server)).peer for _ in range(6)} <= set(peers)
     await adapter.close()
@@ -88,7 +88,7 @@ async def test_calls_wait_for_their_turn(kind: Any, server: ScriptedServer, time
 
     with pytest.raises(BacklogFull):
         await adapter.events("third")
-    # What does not generate is not held up, or nothing could be cancelled.
+    # Other calls do not wait; otherwise no request could be cancelled.
     assert await adapter.call("cancel", "r-1") is RequestState.PROCESSING
     assert await adapter.call("health") is HealthStatus.SERVING
     assert len(server.requests) == 1
@@ -168,7 +168,7 @@ async def test_a_waiting_task_may_be_cancelled(server: ScriptedServer, time: Fak
     third = asyncio.create_task(adapter.events("third"))
     await until_true(lambda: adapter.client.pool_state.num_waiting_calls == 2)
 
-    # The place comes in the same moment as the cancellation, and must not be lost.
+    # The slot becomes free at the moment of the cancellation, and must not be lost.
     proceed.set()
     await first
     second.cancel()

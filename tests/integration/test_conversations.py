@@ -97,7 +97,7 @@ async def test_every_turn_reuses_the_blocks_of_the_previous_turn_and_its_output(
         assert turns[0].num_cached == 0
         for before, after in itertools.pairwise(turns):
             assert after.num_cached == num_reusable(before, after)
-        # Wherever the text of the answer becomes the same tokens again, its blocks are found.
+        # Blocks of an answer are reused if its text is encoded to the same tokens.
         assert any(
             after.num_cached > len(before.prompt_ids) for before, after in itertools.pairwise(turns)
         )

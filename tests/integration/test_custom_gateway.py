@@ -1,6 +1,4 @@
-"""A gateway package that the server does not know supplies a service, its permissions
-and its name.
-"""
+"""A gateway package from outside the server supplies a service, its permissions and its name."""
 
 from __future__ import annotations
 

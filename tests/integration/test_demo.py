@@ -50,7 +50,7 @@ async def test_three_streams_and_a_clean_end() -> None:
 
 
 async def test_ctrl_c_stops_the_service_too() -> None:
-    # More tokens than it can finish before the signal comes.
+    # More tokens than the demo can generate before it receives the signal.
     async with demo("--max-tokens", "900") as process:
         await streaming(process)
         family = psutil.Process(process.pid).children(recursive=True)

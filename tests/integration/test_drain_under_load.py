@@ -65,7 +65,7 @@ class Load:
 async def test_no_request_fails_when_one_of_two_services_drains() -> None:
     load = Load()
     loop = asyncio.get_running_loop()
-    # A thread for each blocking caller, and one to wait in.
+    # A thread for each blocking client, and one in which the test waits.
     threads = ThreadPoolExecutor(2 * NUM_THREADS + 1)
     callers: list[asyncio.Future[None]] = []
     async with (

@@ -243,7 +243,7 @@ def test_many_frames_at_once_do_not_block_steps(
         assert len({key >> 32 for key in keys[:16]}) == 2
 
 
-# Fronts that break the protocol, do not read or come back: only they suffer.
+# Fronts that violate the protocol, do not read or reconnect; others are unaffected.
 
 
 @pytest.mark.parametrize(

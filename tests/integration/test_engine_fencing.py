@@ -78,7 +78,7 @@ async def test_an_engine_that_resumes_after_its_successor_started_is_ignored() -
                 await engines.until_hung_up(first)
             assert recorder.hellos.empty()
             assert recorder.events.empty()
-            # Not a loss either: no engine was connected.
+            # No loss is reported either, because no engine was connected.
             assert recorder.lost.empty()
             async with engines.connected() as third:
                 await engines.emit(third, encode(hello(3)), EVENTS)

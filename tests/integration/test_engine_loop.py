@@ -102,7 +102,7 @@ def test_integrity_is_checked_whenever_the_engine_is_idle(path: Path) -> None:
     def test(connections: FrontConnections) -> None:
         for num_steps in (3, 1, 200):
             work_off(engine, connections, num_steps)
-            # A loop that is faster than the test checks in between as well.
+            # If the loop is faster than the test, it also checks earlier.
             while engine.num_steps_at_checks.get(timeout=TEST_TIMEOUT_S) < engine.num_steps:
                 pass
 

@@ -68,7 +68,7 @@ def test_an_idle_loop_sends_heartbeats_and_runs_its_periodic_tasks(
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
-            # Without a front and without work.
+            # The periodic work also runs without a front and without requests.
             assert [done.get(timeout=TEST_TIMEOUT_S) for _ in range(4)] == ["one", "two"] * 2
             for _ in range(3):
                 publisher.rounds.get(timeout=TEST_TIMEOUT_S)

@@ -46,7 +46,7 @@ class Received:
             self.end.set_result(end)
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Do nothing: no stream is kept."""
+        """Do nothing: no other front takes over a stream."""
 
     def on_lost(self) -> None:
         self.lost.set()

@@ -39,7 +39,7 @@ async def test_unsupported_features_are_published_and_rejected_by_name(text: Mod
         models = model_service_pb2_grpc.ModelServiceStub(served.channel)
         model = (await models.GetModel(model_service_pb2.GetModelRequest())).model
         offered = {feature: getattr(model.features, feature.value) for feature in Feature}
-        # The scheduler keeps blocks, whatever the executor.
+        # The scheduler implements retention, so every executor has it.
         assert offered == {feature: feature is Feature.CACHE_RETENTION for feature in Feature}
         assert all(model.features.HasField(feature.value) for feature in Feature)
         assert model.limits.max_constraint_bytes == 0

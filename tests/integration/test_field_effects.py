@@ -223,7 +223,7 @@ CASES = [
         "stopping { stop_token_ids: 5 }",
         {"stop_ids": (5, 1)},
     ),
-    # Nothing but its limit ends it, so it is as long as that.
+    # Only the token limit ends the output, so the minimum equals the maximum.
     Case(
         "stopping.ignore_eos",
         "stopping { ignore_eos: true }",

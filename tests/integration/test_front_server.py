@@ -1,4 +1,4 @@
-"""The life cycle of a front server: health, drain and its address, and the reflection and channelz
+"""The life cycle of a front server: its address, health and drain, and the reflection and channelz
 services.
 """
 
@@ -87,7 +87,7 @@ async def test_drain_lets_live_requests_finish_and_rejects_new_ones(served: Serv
         served.port.come_up(epoch=1)  # health stays down whatever the engine reports
         assert not served.server.health.is_serving
         assert not drain.done()
-        # The hello brings back what an engine had lost, and the drain waits for it.
+        # After the hello the front submits the lost request again, and the drain waits for it.
         (again,) = await served.port.next_submission()
         served.port.finish(again.key)
         assert (await collect(call))[-1].HasField("finished")

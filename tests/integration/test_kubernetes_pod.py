@@ -70,7 +70,7 @@ async def test_a_pod_as_the_manifests_make_it(root: Path) -> None:
             settings[name] = str(folders[value])
         elif folder in folders:
             settings[name] = str(folders[folder] / file)
-    # Tests choose ports, and stay on this machine.
+    # The test chooses the ports, and binds only 127.0.0.1.
     for name in ("HOST", "OPERATIONS_HOST"):
         assert settings.pop(f"PENSTOCK_{name}") == "0.0.0.0"
     environment = {**settings, "TMPDIR": str(folders["/tmp"]), "HOME": "/nonexistent"}
@@ -91,5 +91,5 @@ async def test_a_pod_as_the_manifests_make_it(root: Path) -> None:
         assert list(folders[settings_of(manifests)["PENSTOCK_FLIGHT_FOLDER"]].iterdir())
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-    # JSON, as configured.
+    # The log is JSON, as configured.
     assert all(line.startswith("{") for line in service.stderr)

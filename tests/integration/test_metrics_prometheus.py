@@ -57,7 +57,7 @@ class Prometheus:
                 }
             ],
         }
-        # JSON is YAML.
+        # JSON is valid YAML.
         (home / "prometheus.yaml").write_text(json.dumps(config))
         self._log = (home / "log").open("wb")
         self._process = subprocess.Popen(
@@ -107,7 +107,7 @@ class Prometheus:
         missing = queries
         for _ in range(int(TEST_TIMEOUT_S / _PAUSE_S)):
             proceed()
-            # Prometheus cannot report that it has scraped.
+            # Prometheus does not report when it has scraped.
             pause.wait(_PAUSE_S)
             missing = {name: query for name, query in queries.items() if not self.has_data(query)}
             if not missing:
@@ -124,7 +124,7 @@ class Prometheus:
 
 
 class Traffic:
-    """Increases every metric with each call of `proceed`."""
+    """Increases the service's metrics with each call of `proceed`."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics

@@ -144,7 +144,7 @@ async def test_an_engine_crash_makes_its_requests_wait_and_counters_continue() -
                 value(seen, "engine_restarts_total") == 1
                 and value(seen, "engine_up") == 1
                 and total(seen, "requests_total") == 1
-                # What the dead engine made is counted from the memory that it left.
+                # The tokens of the dead engine are counted from its shared memory.
                 and value(seen, "generation_tokens_total") >= 300
                 and value(seen, "num_requests_running") == 0
             ),

@@ -76,6 +76,6 @@ async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
         call.cancel()
         async with asyncio.timeout(TEST_TIMEOUT_S):
             await until_true(lambda: not len(served.front.table))
-        # The engine serves others at once: all eight places are free again.
+        # All eight slots are free again, so the engine serves the next request at once.
         responses = await collect(served.stub.Generate(limited(max_tokens=5)))
         assert responses[-1].finished.usage.num_completion_tokens == 5

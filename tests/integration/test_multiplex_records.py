@@ -116,7 +116,7 @@ async def test_a_dropped_stream_leaves_one_record_per_request(text: ModelText, h
         "stop": (C.UNAVAILABLE, "DRAINING"),
         "engine lost": (C.UNAVAILABLE, "ENGINE_DOWN"),
     }[how]
-    # Long enough to begin five requests on a busy machine.
+    # Enough time to begin five requests on a busy machine.
     options: dict[str, Any] = {"timeout": 4.0} if how == "deadline" else {}
     async with streaming(text, **options) as stream:
         keys = [await stream.begin(number) for number in range(5)]

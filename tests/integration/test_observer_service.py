@@ -101,7 +101,10 @@ async def test_live_requests_are_seen_from_both_sides(site: Site) -> None:
 @shared
 async def test_a_profile_of_each_process_is_a_speedscope_file(site: Site) -> None:
     _, operations = site
-    stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
+    # The batch size is known once the observer is connected to the engine.
+    stats = await until_stats(
+        operations, lambda stats: len(stats.fronts) == 1 and model_of(stats).max_num_seqs == 1
+    )
     for process in ServerProcess:
         index = stats.fronts[0].index if process is ServerProcess.FRONT else None
         file = await operations.profile(process, front_index=index, duration_s=0.3)
@@ -168,7 +171,7 @@ async def test_metrics_and_stats_contain_what_was_served() -> None:
             lambda stats: num_completed(stats) == 7 and model_of(stats).ttft.num_values == 7,
         )
         counts = requests_by_tenant(await fetched(await service.printed_address("metrics")))
-        # The first four named none, and two named one that is not listed.
+        # Four requests named no tenant, and two named a tenant that is not listed.
         assert counts == {"atlas": 1, "borealis": 0, "other": 6, "nobody": 0}
 
 

@@ -36,8 +36,8 @@ OPTIONS = (
     *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
     *("--max-replays", "0"),
 )
-# A service that ends has a second for the traces that are left; and on a busy machine an export may
-# take longer than the usual timeout, which would drop it.
+# A service that stops exports the remaining traces within a second, so few may remain. On a busy
+# machine an export may take longer than the usual timeout, which would drop it.
 OFTEN = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_TIMEOUT": "60"}
 LONG = 900  # tokens, about eighteen seconds of them
 PREPARED = ("prepare",)
@@ -195,7 +195,7 @@ async def cancel_rpc(site: Site, style: str) -> None:
 
 
 async def grpc_deadline(site: Site, style: str) -> None:
-    # The engine's end and gRPC's come at the same moment; only the former is delivered.
+    # Engine and gRPC end the request at the same time; the engine's end may be delivered.
     wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", WHOLE[:-1], or_children=WHOLE)
     await site.ask("deadline of the call", style, greedy(LONG), wanted, timeout_s=4.0)
 

@@ -1,5 +1,5 @@
 """Both operations clients against the real server: the values that their methods return, their
-errors, and the ends of watches.
+errors, and how streams of statistics end.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def test_a_watch_ends_when_its_reader_stops(
     ]
     async with asyncio.timeout(TEST_TIMEOUT_S):
         reported = await watched(each_operator, 2, interval_s=0.1)
-        # The call is over for the server too: nothing is left that it would wait for.
+        # The call has also ended at the server, which waits for nothing more.
         await operations.server._wrapper.wait_until_idle()
     assert [stats.uptime_s for stats in reported] == [1.0, 2.0]
     with pytest.raises(InvalidArgument) as caught:

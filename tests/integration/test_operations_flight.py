@@ -1,4 +1,4 @@
-"""Flight recordings over OperationsService, as messages and as files."""
+"""Flight records over OperationsService, as messages and as files."""
 
 from __future__ import annotations
 

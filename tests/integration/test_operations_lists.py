@@ -72,7 +72,7 @@ async def test_pages_are_complete_while_requests_start_and_end(
         token = page.next_page_token
         if not token:
             break
-        # The last one of the page ends, a new one arrives.
+        # The last request of the page ends, and a new one arrives.
         operations.fake.requests = (
             *(view for view in operations.fake.requests if view.request_id != seen[-1]),
             request_view(1000 + len(seen)),

@@ -33,7 +33,7 @@ def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen([program], env=environment, stdin=pipe, stdout=pipe) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        # Until it speaks it may be half way into its program, without name and environment.
+        # Before its first output, its name and environment may not be set yet.
         process.stdin.write(b"there\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"there\n"

@@ -15,7 +15,7 @@ from support.timeout import TEST_TIMEOUT_S
 
 PAGE = (REPOSITORY / "docs" / "quick-start.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:50051"
-# Blocks marked so are typed here; the others need another program, a GPU or a terminal.
+# The blocks that run here; the others need another program, a GPU or a terminal.
 TYPED = [block for block in blocks(PAGE) if block.info.endswith(" test")]
 
 

@@ -29,7 +29,7 @@ def request(num_tokens: int) -> pb.GenerateRequest:
 
 
 KeptRequest = list[Any]
-"""Calls that continue: gRPC cancels one without a reference."""
+"""References to the calls that continue: gRPC cancels a call to which no reference is left."""
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:

@@ -91,7 +91,7 @@ async def test_a_caller_that_stops_reading_cancels(service: ReplicaService, rela
             if pb.GenerateResponse.FromString(item).HasField("tokens"):
                 break
 
-    # Its id is free again: it is no longer in flight.
+    # The request's id is free again, because the request has ended.
     async with grpc.aio.insecure_channel(service.address) as channel:
         again = stub(channel).Generate(greedy(4, request_id="left"))
         await read_until_tokens(again)

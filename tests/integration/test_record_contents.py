@@ -81,7 +81,7 @@ async def test_a_rejection_names_its_trace_and_precedes_any_header(text: ModelTe
         await call.outcome()
         trailers = dict(await call.call.trailing_metadata())
         assert trailers["x-trace-id"] == (await log.next()).trace.trace_id.hex()
-        # With initial metadata, gRPC's own retries would be too late.
+        # After initial metadata, gRPC would not retry the call transparently.
         assert "x-trace-id" not in dict(await call.call.initial_metadata())
 
 
@@ -163,7 +163,7 @@ async def test_by_default_a_record_contains_no_content(
     rejected = text_request("canaryprompt", model="canarymodel")
     await Call(served.channel, "Generate", rejected).outcome()
     await log.next()
-    # As text, and as the ids that it became.
+    # Neither as text nor as token ids.
     prompt_ids = served.encode("canaryprompt")
     assert all(b"canary" not in data for data in log.data)
     assert all(str(prompt_ids).encode() not in data for data in log.data)

@@ -107,5 +107,5 @@ async def test_every_request_has_exactly_one_record(
     assert log.recorder.dropped_records == {}
     for record in log.records:
         check_tiling(record)
-    # The races are worth something only if requests ended in many ways.
+    # The races test something only if requests ended in both ways.
     assert {record.code for record in log.records} >= {0, grpc.StatusCode.CANCELLED.value[0]}

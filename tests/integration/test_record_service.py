@@ -26,8 +26,8 @@ PREFIX = tuple(range(100, 148))
 
 
 def request_shapes() -> list[tuple[tuple[int, ...], int]]:
-    """Return (prompt, number of output tokens) of requests of many lengths; every second prompt has
-    a common prefix.
+    """Return (prompt, number of output tokens) of requests of many lengths; every second prompt
+    starts with the same prefix.
     """
     prompts: list[tuple[int, ...]] = []
     for number in range(24):
@@ -54,7 +54,7 @@ async def record(folder: Path) -> None:
         started(*options, *simulated(cost=COST)) as service,
         Client(service.address, retry=NO_RETRY) as client,
     ):
-        # One after the other, so that the blocks of the first are there for the next.
+        # The first request ends before the others, so that they find its blocks.
         await ask(client, *request_shapes()[1], priority=0)
         others = [one for number, one in enumerate(request_shapes()) if number != 1]
         await asyncio.gather(*(ask(client, *one, priority=2) for one in others))
@@ -72,7 +72,7 @@ async def test_a_recorded_service_can_be_replayed(tmp_path: Path) -> None:
     assert sorted(lengths) == sorted((len(prompt), num) for prompt, num in request_shapes())
     assert lengths[0] == (len(request_shapes()[1][0]), 2)
     assert [one.priority for one in requests] == [0] + 23 * [2]
-    # A deadline travels as a rounded-up number of milliseconds to seconds: not to the microsecond.
+    # gRPC rounds a deadline up on the wire, so it is not exact.
     assert all(50.0 < one.deadline_s < 61.0 for one in requests)
     assert {one.prefix_block_tokens for one in requests} == {16}
     assert sum(one.prefix_ids[:3] == requests[0].prefix_ids[:3] for one in requests) == 12

@@ -18,6 +18,7 @@ from penstock.server.rpc import model_service
 from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.prompt import UNSUPPORTED_FIELDS
 from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
+from penstock.server.rpc.service_names import MODEL, method_name
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
@@ -141,14 +142,9 @@ async def test_unsupported_fields_are_unimplemented_by_name(served: ServedFront,
 async def test_unsupported_methods_are_unimplemented_by_name(
     served: ServedFront, method: str
 ) -> None:
-    path = f"/{method}"
-    channel = cast("Any", served.channel)
-    calls: dict[str, Callable[[], Any]] = {
-        "Resume": lambda: channel.unary_stream(path)(b"").read(),
-    }
-    call = calls.get(method.partition("/")[2], lambda: channel.unary_unary(path)(b""))
+    call: Any = served.channel.unary_unary(f"/{method_name(MODEL, method)}")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(call(), TEST_TIMEOUT_S)
+        await asyncio.wait_for(call(b""), TEST_TIMEOUT_S)
     error = rich_error(caught.value)
     assert error.code is grpc.StatusCode.UNIMPLEMENTED
     assert error.info.metadata["feature"] == UNIMPLEMENTED_METHODS[method]

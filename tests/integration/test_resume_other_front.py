@@ -65,7 +65,7 @@ edits = pytest.mark.parametrize(
 
 
 async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list[Any]:
-    """Return the uninterrupted stream of the same request."""
+    """Run a copy of the request without an interruption; return its stream."""
     copy = pb.GenerateRequest()
     copy.CopyFrom(message)
     copy.request_id = "whole"

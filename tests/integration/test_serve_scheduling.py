@@ -52,7 +52,7 @@ async def service() -> AsyncIterator[Service]:
         *("--max-num-waiting-per-tenant", "1"),
     ) as service:
         async with client_of(service, "early") as client:
-            # As many steps as it takes to accept the cost model.
+            # Enough steps that the service uses its cost model for predictions.
             for _ in range(8):
                 await client.generate_once(PROMPT, max_tokens=5, ignore_eos=True)
         yield service
@@ -92,7 +92,7 @@ async def test_a_total_deadline_below_the_shortest_answer_is_rejected_at_once(
         await until_running(running)
         options = {"max_tokens": LONG, "ignore_eos": True, "total_timeout_s": 4.0}
         error = await rejected_for_its_deadline(client, **options)
-        # While step times are irregular, it might be in time later.
+        # With irregular step times there is a retry delay: later it might be in time.
         while error.retry_after_s is not None:
             error = await rejected_for_its_deadline(client, **options)
         assert error.deadline_s == 4.0
@@ -125,7 +125,7 @@ async def rejected_for_its_deadline(client: Client, **options: Any) -> DeadlineU
                 try:
                     accepted = await anext(events)
                     assert isinstance(accepted, Accepted)
-                    # Before its engine has answered, too, a front accepts a request.
+                    # A front may also accept a request before its engine has answered.
                     await cancelled(client, accepted, events)
                 except DeadlineUnreachable as error:
                     return error
@@ -177,7 +177,7 @@ async def test_a_tenant_over_its_part_of_the_queue_is_rejected_and_the_others_ar
         async with asked(a) as waiting:
             assert isinstance(await anext(waiting), Accepted)
             async with asked(a) as third:
-                # A front accepts it before its engine has answered, too.
+                # A front may accept the request before its engine has answered.
                 with pytest.raises(QuotaExceeded) as caught:
                     await read_out(third)
             assert caught.value.retry_after_s is not None

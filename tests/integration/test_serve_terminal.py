@@ -32,7 +32,7 @@ def serving_on_a_terminal() -> Generator[tuple[subprocess.Popen[bytes], int]]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     os.close(theirs)
-    # What hangs ends here, and with it every read of the terminal.
+    # A hung service is killed, which also ends every read of the terminal.
     signal.signal(signal.SIGALRM, lambda *_: process.kill())
     signal.alarm(int(TEST_TIMEOUT_S))
     try:
@@ -79,6 +79,6 @@ def test_a_terminal_shows_one_banner_short_log_lines_and_nothing_twice() -> None
     others = [line for line in lines[2:-1] if line not in (ready, *rows)]
     assert all(SHORT_LINE.match(line) for line in others), others
     assert [line for line in others if "is ready" in line or "starting" in line] == []
-    # Only the command to try repeats the address: it is there to be copied.
+    # Only the suggested command repeats the address, because it is to be copied.
     assert shown.count(address) == 2
     assert len(set(lines)) == len(lines)

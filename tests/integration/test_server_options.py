@@ -90,8 +90,8 @@ async def test_metadata_is_bounded_by_a_soft_and_a_hard_limit(
     async with serving(text) as served:
         within = await outcome(served, num_metadata_bytes=(max_kib - 1) * KIB)
         assert within is grpc.StatusCode.OK
-        # Between the limits chance decides, about half and half here. Were there no soft limit of
-        # ours, the core's own, four fifths of the hard one, would let all of these pass.
+        # Between the soft and the hard limit gRPC rejects at random, here about half of the calls.
+        # Its default soft limit, four fifths of the hard limit, would accept all of them.
         for _ in range(40):
             between = await outcome(served, num_metadata_bytes=max_kib * KIB * 3 // 2)
             if between is grpc.StatusCode.RESOURCE_EXHAUSTED:

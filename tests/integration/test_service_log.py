@@ -46,7 +46,7 @@ async def test_probes_and_a_clean_stop_log_nothing() -> None:
             .removesuffix("/metrics")
         )
         operations = await service.printed_address("operations")
-        # What it prints and what it logs come by two pipes: the start is over in both.
+        # stdout and stderr are separate pipes: wait for the end of the start in both.
         for role in ("engine", "front", "front", "observer"):
             await service.next_pid(role)
         num_lines = len(service.stderr)
@@ -83,7 +83,7 @@ async def test_a_killed_front_is_reported_once_and_consistently() -> None:
     assert "resumable requests: 1" in gone
     assert "stopped" not in gone
     assert "cancelled" not in gone
-    # Ready, dead, lost to the engine, and the next one ready.
+    # Four lines: ready, died, disconnected from the engine, the next front ready.
     of_it = [text for _, text in lines_of(service) if "front " in text]
     assert ["ready" in text for text in of_it].count(True) == 2, of_it
     assert sum("front 1 died (killed by signal 9)" in text for text in of_it) == 1, of_it

@@ -25,8 +25,8 @@ MANY_TOKENS = 60_000
 
 
 async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
-    """Report tokens, with an iteration of the event loop after every 8, until the request has ended
-    or `num_tokens` are reported.
+    """Report tokens until the request has ended or `num_tokens` are reported; run an iteration of
+    the event loop after every 8 tokens.
     """
     token_id = served.encode("a")[0]
     for _ in range(num_tokens // 8):
@@ -54,7 +54,7 @@ async def block_writer(served: ServedFront) -> int:
         while True:
             for _ in range(200):
                 served.port.emit(tokens=[(spec.key, token_id)])
-            # While these calls go to and fro, a writer that is not blocked takes the backlog.
+            # During these calls, a writer that is not blocked writes the backlog.
             for _ in range(20):
                 await models.GetModel(GetModelRequest())
                 if stream.num_backlog_tokens == 0:
@@ -65,7 +65,7 @@ async def block_writer(served: ServedFront) -> int:
 
 def request(request_id: str | None = None) -> pb.GenerateRequest:
     message = text_request(request_id=request_id)
-    # Records make messages large, so that a window fills soon.
+    # Token records make messages large, so that the window fills soon.
     message.output.return_token_ids = True
     return message
 

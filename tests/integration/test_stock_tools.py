@@ -84,7 +84,7 @@ def test_every_block_is_run_or_states_that_it_is_not() -> None:
     before, heading, after = TEXT.partition("\n## Not run here\n")
     assert heading
     assert len(PAIRS) == before.count("```sh test\n") >= 15
-    # The one that makes the commands known and sets the addresses: the fixture does both here.
+    # The only block that does not run sets PATH and the addresses, as the fixture does.
     assert re.findall(r"^```sh\n(.*?)^```$", before, re.M | re.S) == [
         ". .venv/bin/activate\n"
         "export ADDRESS=127.0.0.1:50051 OPERATIONS=127.0.0.1:50052 METRICS=127.0.0.1:50053\n"

@@ -1,4 +1,4 @@
-"""Runs `penstock timeline` on the flight recording of a killed engine, and `penstock simulate` and
+"""Runs `penstock timeline` on the flight record of a killed engine, and `penstock simulate` and
 `penstock plan` with that recording as the trace; each as a process.
 """
 
@@ -117,11 +117,11 @@ def test_timeline_errors_are_reported_in_one_line(recording: Path, tmp_path: Pat
     other = tmp_path / "other.bin"
     other.write_bytes(b"no recording")
     for arguments, code, reason in (
-        ((other,), 2, f"{other}: is not a flight recording"),
+        ((other,), 2, f"{other}: is not a flight record"),
         ((tmp_path / "none.bin",), 5, "No such file"),
         ((recording, "--last", 0), 2, "--last must be at least 1"),
         ((recording, "-o", tmp_path / "no" / "folder.json"), 5, "No such file"),
-        (("-",), 2, "standard input: is not a flight recording"),
+        (("-",), 2, "standard input: is not a flight record"),
     ):
         done = finished("timeline", *arguments)
         assert done.returncode == code, done
@@ -138,7 +138,7 @@ def test_a_recording_is_replayed_and_a_cost_model_fitted_to_it(recording: Path) 
     assert done.returncode == 0, done.stderr
     reported = done.stderr.decode()
     assert "fitted to" in reported
-    assert "a flight recording of" in reported
+    assert "a flight record of" in reported
     assert "common prefixes of prompts are not recorded" in reported
     document = json.loads(done.stdout)
     assert document["figures"]["num_requests"] >= 6
@@ -156,7 +156,7 @@ def test_a_recording_that_cannot_be_replayed_is_rejected(recording: Path, tmp_pa
     for arguments, reason in (
         (("--trace", cut), f"{cut}: has 5000 bytes"),
         (("--calibrate-from", cut), f"{cut}: has 5000 bytes"),
-        (("--trace", recording, "--format", "azure"), "is a flight recording, not azure"),
+        (("--trace", recording, "--format", "azure"), "is a flight record, not azure"),
     ):
         done = finished("simulate", *arguments)
         assert done.returncode == 2, done

@@ -202,7 +202,7 @@ async def long_queue_is_shown(service: Service, operations: OperationsClient, ad
     """
     async with service.channel() as channel:
         assert await Stream(channel, 60).outcome() is grpc.StatusCode.OK
-        # 45 s in all: the queue remains while the command starts, on a busy machine too.
+        # 45 s of work, so that the queue lasts until the command has started.
         queue = [Stream(channel, 150, first_token) for first_token in range(5, 35)]
         for each in queue:
             await each.until_accepted()
@@ -229,7 +229,7 @@ async def test_a_real_service_with_a_queue_and_through_the_death_of_its_engine()
         address = await service.printed_address("operations")
         engine_pid = await service.next_pid("engine")
         await long_queue_is_shown(service, operations, address)
-        # 40 s each: both are there while the command starts, on a busy machine too.
+        # 40 s of work each, so that both last until the command has started.
         running = Stream(channel, 4000)
         await running.until_running()
         waiting = Stream(channel, 4000, 9)

@@ -14,8 +14,8 @@ from support.service import Stream, simulated
 NUM_ENDED = 12
 NUM_LIVE = 3
 NUM_EXPORTED = 60
-"""Spans that are exported as soon as there are as many, those of ten requests: their export makes
-the connection, for which a busy machine would need much of the last second.
+"""Number of spans that cause an export: those of ten requests. This export opens the connection to
+the collector, which on a busy machine could take much of the last second.
 """
 NEVER_BY_ITSELF = {
     "OTEL_BSP_SCHEDULE_DELAY": "600000",

@@ -56,7 +56,7 @@ def traced(
 
 
 def roots_of(spans: Sequence[Span]) -> list[Span]:
-    """Return the server spans."""
+    """Return the spans of kind SERVER, which are the roots."""
     return [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
 
 

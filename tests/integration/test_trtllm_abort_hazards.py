@@ -42,7 +42,7 @@ def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_grace(
     harness.turn()
     harness.engine.cancel(1)
     harness.turn()
-    # Both came before any iteration: it is dropped from the queue without an event.
+    # Request 1 is aborted before an iteration: it leaves the queue without an event.
     harness.iterate(6)
     harness.turn()
     assert harness.finish(2) is FinishReason.LENGTH
@@ -64,7 +64,7 @@ def test_a_request_that_ended_by_itself_is_not_aborted(build: BuildHarness) -> N
     harness.submit(greedy_spec(1, max_tokens=3), greedy_spec(2, max_tokens=40))
     harness.round(2)
     harness.iterate(2)
-    # The engine has ended it; our side does not know yet.
+    # The engine has ended request 1; the adapter has not read that yet.
     harness.engine.cancel(1)
     harness.turn()
     harness.engine.cancel(2)
@@ -83,7 +83,7 @@ def test_an_end_that_crosses_the_abort_needs_no_grace(
     harness.turn()
 
     def end_first(abort: Any, result: Any) -> None:
-        # The last response is on its way when abort is called.
+        # The last response is in transit when `abort` is called.
         harness.control.step(2)
         abort(result)
 
@@ -105,7 +105,7 @@ def test_every_request_is_aborted_at_most_once(build: BuildHarness) -> None:
         harness.engine.cancel(key)
         harness.engine.cancel(key)
         harness.turn()
-    # 1 to 3 are aborted and unanswered, 4 runs, and now everything ends.
+    # The aborts of 1 to 3 are unanswered and 4 runs when the executor closes.
     harness.executor.close()
 
     aborted = list(harness.control.aborted)
@@ -119,7 +119,7 @@ def test_late_responses_of_an_aborted_request_are_dropped(build: BuildHarness) -
     harness.submit(first, second)
     harness.round(2)
     harness.iterate(3)
-    # Three responses wait for our side when the slot changes hands.
+    # Three unread responses of request 1 exist when request 2 gets its slot.
     harness.engine.cancel(1)
     harness.run_until_idle()
 
@@ -167,6 +167,6 @@ def test_repeated_commands_abort_once_and_never_after_the_end(
     harness.settle()
 
     assert len(harness.control.aborted) == (0 if is_over else 1)
-    # Whatever the engine does, nothing waits longer than the grace period.
+    # Nothing waits longer than the grace period, whatever the engine does.
     harness.pass_loop_time(GRACE_S)
     assert len(harness.streams) == 0

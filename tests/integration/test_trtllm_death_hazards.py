@@ -143,11 +143,11 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: BuildH
     harness.turn()
     harness.pass_loop_time(GRACE_S)
     harness.turn()
-    # Given up, as every abort without an answer: nothing waits for it any more.
+    # The abort was not answered in time, so nothing waits for it any more.
     assert (harness.executor.num_unconfirmed_aborts, harness.num_in_engine) == (1, 0)
     harness.clock.now_s += 10 * RESPONSE_TIMEOUT_S
     harness.turn()
-    # The next one finds out: submission looks at the engine.
+    # Only the next submission detects it, because it checks the engine.
     harness.submit(greedy_spec(2))
     harness.turn()
     with pytest.raises(ExecutorDied, match="the engine loop is dead"):

@@ -65,7 +65,7 @@ def test_an_engine_without_statistics_does_not_start(build: BuildHarness) -> Non
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(fake={"has_stats": False}, watch={"limits_timeout_s": 0.05})
 
-    # What was loaded is given back: the next attempt needs the memory.
+    # The engine is shut down, because the next attempt needs the memory.
     control = fake_module("fake_control").engine()
     assert control.shutdown_threads == ("trtllm shutdown",)
     assert not control.view().is_alive
@@ -107,7 +107,7 @@ def test_statistics_that_ended_are_read_again_after_the_next_submission(
     num_checks = harness.executor.audit.num_checks
     assert num_checks > 0
     for key in (2, 3):
-        # However long it is silent, and however often.
+        # Long and repeated pauses do not end the reports.
         harness.pass_loop_time(100_000.0)
         run_one(harness, key)
         assert harness.executor.audit.num_checks > num_checks
@@ -152,7 +152,7 @@ def test_fetched_statistics_reach_the_audit_and_block_nothing(
         harness.submit(greedy_spec(key, max_tokens=20))
         harness.run_free()
 
-    # Nothing is left behind in the engine, however many iterations it ran.
+    # All statistics are read, however many iterations the engine ran.
     while not harness.executor.audit.num_checks or harness.view().num_unread_stats:
         assert noted.wait(TEST_TIMEOUT_S)
         noted.clear()
@@ -216,7 +216,7 @@ def test_the_engines_cached_token_count_replaces_the_prediction(
     assert harness.outcomes[2].num_cached_tokens == 16
     assert harness.executor.num_cache_misses == 0
 
-    # Which pages it keeps is its own affair.
+    # The engine may evict any page.
     monkeypatch.setattr(harness.control._engine.pool, "match", lambda _keys: [])
     harness.submit(greedy_spec(3, [*stem, 3]))
     harness.turn()

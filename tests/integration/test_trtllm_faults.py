@@ -76,7 +76,7 @@ def test_an_adapter_that_ends_the_engine_is_reported_at_the_start(
     llm_class = fake_module("llmapi.llm").LLM
 
     def vanish(generate: Any, llm: Any, **arguments: Any) -> Any:
-        # Between the look at the settings and the load.
+        # After the adapter's settings were read, and before it is loaded.
         if "lora_request" in arguments and settings.adapters[1].path.exists():
             settings.adapters[1].path.rmdir()
         return generate(llm, **arguments)

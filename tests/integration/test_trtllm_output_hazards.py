@@ -29,7 +29,7 @@ def test_a_cumulative_result_gives_every_token_once_at_any_lag(build: BuildHarne
     harness.submit(*specs)
     harness.turn()
     for num_iterations in (1, 5, 2, 30):
-        # The same object changed this often before it was read.
+        # The result object changes this many times before it is read.
         for _ in range(num_iterations):
             harness.control.step()
         harness.settle()
@@ -67,7 +67,7 @@ def test_token_ids_may_shrink_on_the_last_item(
 
     result_class = fake_module("executor.result").RequestOutput
     wrapped(monkeypatch, result_class, "_finish", cut)
-    # The engine ends the output by a rule that we cannot see.
+    # The engine ends the output for a reason that the adapter cannot detect.
     wrapped(
         monkeypatch,
         fake_module("_torch.pyexecutor.llm_request").LlmRequest,
@@ -80,7 +80,7 @@ def test_token_ids_may_shrink_on_the_last_item(
     harness.run_until_idle()
 
     assert num_seen == [6, 3]
-    # Five were reported before the last response; the sixth, which came with it, was cut off.
+    # Five tokens preceded the last response; the sixth was in it and is cut off.
     assert harness.tokens(1) == model_tokens[:5]
     assert harness.finish(1) is FinishReason.STOP
     harness.check_clean()
@@ -236,7 +236,7 @@ def test_a_stop_by_text_aborts_a_request_that_would_continue(build: BuildHarness
     harness = build()
     harness.submit(greedy_spec(1, max_tokens=50))
     harness.round(4)
-    # The front found its string in the text.
+    # The front has found the stop string in the text.
     assert harness.engine.cancel(1, FinishReason.STOP)
     harness.run_until_idle()
 

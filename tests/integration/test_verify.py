@@ -28,7 +28,7 @@ from support.service import simulated
 from support.service import started as service_started
 from support.timeout import TEST_TIMEOUT_S
 
-# A gRPC server that passes everything on to a real service, but for what a test makes it change.
+# A gRPC proxy of a real service, which changes what a test configures.
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 
@@ -107,9 +107,9 @@ async def lying_proxy(address: str) -> AsyncGenerator[ChangingProxy, None]:
 
 
 NAMES = tuple(check.name for check in ALL_CHECKS)
-# Seats are few, so that some have to wait.
+# Few slots, so that some requests wait.
 FEW_SEATS = ("--max-num-seqs", "4")
-# So slow that a busy machine keeps up with them.
+# Slow enough that a busy machine keeps pace.
 SLOW_STEP_S = 0.08
 ALL_CHECKS_S = 4 * TEST_TIMEOUT_S
 
@@ -259,7 +259,7 @@ def garbled(response: Any) -> None:
     response.tokens.text = response.tokens.text.replace(" ", "")
 
 
-# The name of a check, and behind a blank what is lied about.
+# Keys: the name of a check, optionally a blank and the changed property.
 LIES: Mapping[str, ProxyChanges] = {
     "greedy": ProxyChanges(request=warm),
     "text-of-tokens": answering(garbled),

@@ -1,4 +1,4 @@
-"""Runs `penstock verify` while engines die, and with a service that it started and that stops
+"""Runs `penstock verify` while engines die, and with a service that `verify` starts and that stops
 slowly.
 """
 

@@ -12,10 +12,10 @@ import pytest
 from support.timeout import TEST_TIMEOUT_S
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
-# The demo model offers no more, whatever the executor.
+# Features that the demo model lacks with every executor.
 NEVER = {"adapters", "prompt-logprobs"}
 FORMS = {"json-schema", "regex", "grammar", "choice"}
-# What the default sampler of the recorded line ignores, and therefore does not offer.
+# Options that the default sampler ignores, so that the executor does not offer them.
 UNHONOURED = {"seed", "min-tokens", "penalties", "min-p"}
 
 
@@ -57,7 +57,7 @@ async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
 async def test_the_executor_passes(
     tmp_path: Path, config: dict[str, object], skipped: set[str]
 ) -> None:
-    # Seats are few, so that some have to wait.
+    # Few slots, so that some requests wait.
     code, out = await verify({"max_batch_size": 4, **config}, tmp_path / "report.json")
 
     assert code == 0, out

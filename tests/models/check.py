@@ -1,5 +1,5 @@
 """Runs one architecture through the real engine, and compares it with the model's own eager
-forward.
+forward pass.
 
 The result for a model type is exact, wrong, rejected or not buildable. Requests are chunked, share
 prefixes and are preempted; every log probability of prompts and outputs is compared.
@@ -62,7 +62,7 @@ def check_architecture(
     model_type: str, *, device: str = "cpu", config: PretrainedConfig | None = None
 ) -> TypeResult:
     """Return the result of a tiny model of the type, which is run through the engine and compared
-    with eager forwards.
+    with the model's own eager forward pass.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-architecture-") as name:
         folder = Path(name)

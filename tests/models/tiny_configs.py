@@ -72,7 +72,7 @@ _SHRUNK: dict[str, object] = {
     "state_size": 16,
     "hidden_size_per_layer_input": 16,
 }
-"""The value of an attribute of that name, where a configuration has one that is not None."""
+"""Tiny values by attribute name, for attributes that a configuration has and that are not None."""
 
 _NEEDED = frozenset({"head_dim", "num_key_value_heads"})
 """Attributes that some types compute with although their default is None."""
@@ -97,7 +97,7 @@ _OVERRIDES: dict[str, dict[str, object]] = {
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""Types whose defaults do not shrink by names alone."""
+"""Further values for types that the values by attribute name do not make tiny or valid."""
 
 
 def _kinds(values: object, num_layers: int) -> list[object] | None:

@@ -125,9 +125,7 @@ def check_end(machine: EngineMachine, output: Output, end: Completed | Failed) -
 
 
 def _check_failure(machine: EngineMachine, output: Output, end: Failed) -> None:
-    """Check that the reason of a failure is true, and that the estimates of the failure are
-    possible.
-    """
+    """Check that the reported reason of a failure applies, and that its estimates are possible."""
     is_never = end.retry_after_s == math.inf
     assert is_duration(end.estimate_s)
     assert is_duration(end.deadline_s)
@@ -175,7 +173,7 @@ def _check_unreachable(
     spec, config = output.spec, machine.config
     assert config.deadline_admission
     assert end.at_s < deadline_s < NO_TIME
-    # What runs is given up for a small chance alone.
+    # A running request is dropped only because of its low chance of meeting the deadline.
     assert end.chance is not None or not output.is_running
     assert end.chance is None or (config.min_deadline_chance > 0.0 and 0.0 <= end.chance < 1.0)
     assert end.estimate_s is not None

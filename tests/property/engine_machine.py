@@ -491,7 +491,7 @@ class EngineMachine(RuleBasedStateMachine):
             if name == "step":
                 ends += found.ends
         assert executor.batches == self.executor.batches
-        # Those of one turn in any order.
+        # The ends of one turn may be in any order.
         ends = [end for end in ends if end.reason is not FailureReason.REQUEST_ID_IN_USE]
         assert sorted(ends, key=_of_output) == sorted(self.ends, key=_of_output)
 

@@ -106,8 +106,8 @@ def test_no_message_is_smaller_than_asked_while_there_is_time(script: list[objec
     messages = run(in_time, limits, FakeTimers())
     for index in (0, 1):
         sizes = [m.tokens.num_tokens for m in messages[:-1] if m.tokens.output_index == index]
-        # The first is not to be delayed, what another output's first takes along is not either,
-        # and the end takes the rest.
+        # Three messages may be smaller: the first one, which is not delayed; one that is sent
+        # with another output's first; and the last one, which has the rest.
         assert sum(size < MIN_TOKENS for size in sizes) <= 3
         assert all(size >= MIN_TOKENS for size in sizes[2:-1])
 
@@ -122,7 +122,7 @@ def test_no_token_waits_longer_than_allowed(script: list[object]) -> None:
         for event in stream.take_due():
             assert isinstance(event, TokensPiece)
             assert timers.now_s - born_s[int(event.text)] <= MAX_DELAY_S + 1e-9
-        # Whatever is left has time: its timer is set.
+        # A timer is set for the tokens that are left.
         assert not stream.num_backlog_tokens or timers.pending
 
     stream.attach(write)

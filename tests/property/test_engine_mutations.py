@@ -213,7 +213,7 @@ def test_a_violated_invariant_is_detected(
     )
     try:
         run_state_machine_as_test(EngineMachine, settings=how)
-    # Any exception shows that a check noticed the change.
+    # Any exception shows that a check detected the change.
     except Exception:
         return
     raise AssertionError("no check failed")

@@ -66,7 +66,7 @@ def test_any_message_is_read_or_rejected(message: GenerateRequest) -> None:
     assert 0 <= params.top_k < 2**31
     assert 1 <= generation.sampling.num_outputs <= 16
     assert generation.stopping.max_tokens is None or generation.stopping.max_tokens >= 1
-    # A value that got through is equal to itself, as NaN would not be.
+    # A NaN that passed validation would make the generation unequal to itself.
     assert structs.replace(generation) == generation
 
 

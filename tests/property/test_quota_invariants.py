@@ -50,7 +50,7 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
     now, used = start_s, list[tuple[float, int]]()
     for key, (gap_s, prompt) in enumerate(arrivals, start=1):
         now += gap_s
-        # What is more than a minute's worth by itself has a separate law, below.
+        # A separate test, below, covers requests above the limit of a minute.
         prompt = min(prompt, limit)
         if admit_and_end(accounts, key, prompt, now):
             used.append((now, prompt if is_tokens else 1))
@@ -132,7 +132,7 @@ def test_a_request_that_waits_its_retry_time_is_admitted(
         breach = accounts.breach_of("a", prompt, 1, now)
         if breach is not None:
             assert breach.retry_after_s is not None
-            # Not a moment too late either: shortly before, it is still rejected.
+            # The delay is not too long: shortly before its end, the request is still rejected.
             early_s = now + 0.99 * breach.retry_after_s
             if 0.01 * breach.retry_after_s > MARGIN:
                 assert accounts.breach_of("a", prompt, 1, early_s) is not None

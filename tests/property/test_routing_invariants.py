@@ -1,4 +1,6 @@
-"""Invariants of routers: round robin is even, and prefix affinity ends at the overload limit."""
+"""Invariants of routers: round robin distributes requests evenly, and prefix affinity ends at the
+overload limit.
+"""
 
 from collections import Counter
 
@@ -66,6 +68,6 @@ def test_prefix_affinity_does_not_override_the_overload_limit(
         load, least = loads[chosen], min(loads)
         assert load <= factor * least or load - least <= slack
         if load > least:
-            # Only a prefix that was sent there before may draw it away from the least loaded.
+            # Only a prefix that was sent there before justifies a target with more load.
             assert ids[:1] in held[chosen]
         held[chosen].add(ids[:1])

@@ -14,7 +14,7 @@ from penstock.server.observe.request_record import SegmentKind
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["submit", "admit", "leave", "token", "stop", "wait", "stay", "found"]),
-        # Two clocks may disagree a little, and things may happen at once.
+        # Two clocks may differ a little, and events may coincide.
         st.sampled_from([-0.5, 0.0, 0.25, 1.0]) | st.floats(-1, 5),
     ),
     max_size=40,

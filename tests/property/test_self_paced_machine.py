@@ -141,7 +141,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
         assert len(self.executor.in_engine) <= MAX_NUM_SEQS
         assert batch.num_used_blocks <= NUM_BLOCKS
         chunks = batch.num_tokens[batch.num_decodes :]
-        # Two steps' worth: the one that runs and the one that comes.
+        # At most the budgets of two steps: the one that runs and the next one.
         assert len(chunks) <= 1 or int(chunks.sum()) <= 2 * BUDGET
 
     def teardown(self) -> None:

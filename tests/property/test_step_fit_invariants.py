@@ -76,7 +76,7 @@ def test_a_machine_that_is_a_line_is_learnt_and_trusted(
     )
     fit = StepFit(prior)
     for index in range(600):
-        # A spread of steps that needs no random generator.
+        # Varied steps without a random generator.
         mix = (index + seed) * 7919
         step = {
             "num_prefill_tokens": (mix % 5 // 3) * (mix % 1021),
@@ -86,7 +86,7 @@ def test_a_machine_that_is_a_line_is_learnt_and_trusted(
         fit.observe(truth.step_time_s(**step), **step)
 
     assert fit.is_trusted
-    # The first steps, priced by the prior, still count a little.
+    # The errors of the first steps, predicted by the prior, still have some weight.
     assert fit.error_p90 < 0.2
 
 

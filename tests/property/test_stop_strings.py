@@ -47,7 +47,7 @@ def test_same_as_naive_search_for_any_cut(
         shown += out
         if stop is not None:
             break
-        # What is held back begins a stop string, and nothing longer at the end of the text does.
+        # The held text is the longest suffix of the text that begins a stop string.
         held = len(consumed) - len(shown)
         longest = max(
             size
@@ -77,7 +77,7 @@ def test_stops_complete_before_arming_do_not_count(
         text, stop = matcher.feed(piece, is_armed=False)
         assert stop is None
         shown += text
-        # Only what may still become a stop string is held back, not one that was let pass.
+        # Only a possible beginning of a stop string is held, not a complete one.
         held = consumed[len(shown) :]
         assert held == "" or any(s.startswith(held) and s != held for s in stops)
     text, stop = matcher.feed(after)

@@ -70,7 +70,8 @@ class RayCluster:
         """
         wanted = (serve_options, json.dumps(options))
         if wanted != self._deployed:
-            # An ingress that has called a deployment keeps its router, whatever comes later.
+            # An ingress that has called an application keeps its router, so that another router
+            # needs another application name.
             application = "with-router" if "request_router_config" in options else "penstock"
             self._deployed = ()
             self._ask(
@@ -124,11 +125,11 @@ def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
         **recommended_environment(),
         "PYTHONPATH": os.pathsep.join(str(REPOSITORY / root) for root in ROOTS),
         "RAY_TMPDIR": folder,
-        # Nothing of this is for other machines. Made for desktops, it works here as well.
+        # This setting, meant for desktops, makes Ray listen only on this machine.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(other_http),
         "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(other_grpc),
-        # Decisions in a second, not in ten.
+        # Autoscaling decides within a second instead of ten.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.2",
     }
     with (Path(folder) / "driver.log").open("w", encoding="utf-8") as log:

@@ -105,7 +105,7 @@ async def test_a_disconnected_client_cancels_its_request(cluster: RayCluster) ->
 async def test_a_request_is_cancelled_by_id_wherever_it_is(cluster: RayCluster) -> None:
     cluster.deploy(*ROOMY, **SPREAD)
 
-    # By luck alone a Cancel would come to the right one of two replicas every other time.
+    # If it reached a random one of the two replicas, a Cancel would fail half of the time.
     for number in range(6):
         async with cluster.channel(0) as channel, cluster.channel(1) as other:
             call = stub(channel).Generate(greedy(400, request_id=f"mine-{number}"))

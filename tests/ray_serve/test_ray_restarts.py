@@ -38,7 +38,7 @@ async def test_a_killed_replica_ends_its_service_and_is_replaced(
         # Another replica serves now, without a wait until it accepts calls.
         assert await Stream(channel, 4).outcome() is grpc.StatusCode.OK
 
-    # Serve has one word for it, whatever it was.
+    # Ray Serve reports every error of a replica as INTERNAL.
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.INTERNAL}
     replicas = await asyncio.to_thread(cluster.until, 2, [first.replica])
     assert second.replica in {replica.replica for replica in replicas}

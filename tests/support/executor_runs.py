@@ -62,8 +62,8 @@ class CheckedExecutor:
         return result
 
     def _check_result(self, result: StepResult, failed: list[int]) -> None:
-        """Check the result of a self-paced executor (one that does its own batching): only running
-        requests, each once, with its tokens.
+        """Check that the result of a self-paced executor (one that does its own batching) contains
+        only running requests, each once, with its tokens.
         """
         slots = result.slots.tolist()
         assert len({*slots, *failed}) == len(slots) + len(failed)

@@ -127,7 +127,7 @@ class ScriptedPort:
         on_attached(Attached(ticket=0, resume_spec=None))
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Do nothing: no stream is kept."""
+        """Do nothing: the scripted engine keeps no streams."""
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         self.cache_listeners[salt] = listener

@@ -232,7 +232,7 @@ class Recorder:
         self.events.put_nowait(events)
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Do nothing: no stream is kept."""
+        """Do nothing: no other front takes over a stream."""
 
     def on_lost(self) -> None:
         self.lost.put_nowait(None)

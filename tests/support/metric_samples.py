@@ -3,6 +3,7 @@
 import http.client
 import socket
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,8 +11,13 @@ from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.rpc.service_names import REQUEST_METHODS
 from support.snapshots import request_view, snapshot
 from support.timeout import TEST_TIMEOUT_S
+
+
+def service_metrics(**settings: Any) -> ServiceMetrics:
+    return ServiceMetrics(**{"model": "demo", "methods": REQUEST_METHODS, **settings})
 
 
 def read(metrics: ServiceMetrics, compat: str = "") -> dict[tuple[str, frozenset[str]], float]:

@@ -255,7 +255,7 @@ def make_facts(**changed: Any) -> FlightFacts:
 
 
 def small_recording(num_steps: int = 6) -> bytes:
-    """Return a flight recording: in each step a request of tenant acme arrives; from the second
+    """Return a flight record: in each step a request of tenant acme arrives; from the second
     step on, the request of the previous step ends.
     """
     fd = create_memory(64, "test")

@@ -19,7 +19,7 @@ from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, Un
 
 @dataclass(frozen=True, slots=True)
 class SpanTree:
-    """A span; times are Unix nanoseconds. A root has only the attributes set at its end."""
+    """A span; times are Unix nanoseconds. A root span has only the attributes set at its end."""
 
     name: str
     span_id: int

@@ -211,7 +211,7 @@ async def stepped(
     recorder: RequestRecorder | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
-    """Start an engine, a front and a client channel. With a `recorder` requests are traced.
+    """Start an engine, a front and a client channel. `recorder`: if given, requests are traced.
     `executor`: other fields of ExecutorConfig; by default 64 blocks of 16 tokens and 8 slots.
     """
     engine, link = stepped_engine(

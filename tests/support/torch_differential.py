@@ -1,4 +1,4 @@
-"""A mixed batch through the real engine and the torch executor, compared with naive forwards."""
+"""A mixed batch through the real engine and the torch executor, compared with `NaiveModel`."""
 
 import itertools
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
 
 
 def check_feature_set(way: FeatureSet, make: Callable[[int], Executor], naive: NaiveModel) -> None:
-    """Check that the greedy outputs equal those of naive forwards, and that preemption and prefix
+    """Check that the greedy outputs equal those of the naive model, and that preemption and prefix
     caching were used only if `way` has them. `make`: creates an executor with a number of blocks.
     """
     specs = mixed_specs(hashed=way.prefix)
@@ -105,8 +105,8 @@ def is_naive(naive: NaiveModel, spec: RequestSpec, output: list[int]) -> bool:
 
 
 def prompt_error(executor: Executor, naive: NaiveModel, num_tokens: int = 400) -> float:
-    """Return the relative error of a long prompt's log probabilities against the naive
-    forward's.
+    """Return the relative error of a long prompt's log probabilities, compared with the naive
+    model.
     """
     ids = np.random.default_rng(0).integers(3, VOCAB_SIZE, num_tokens)
     sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=0)

@@ -1,4 +1,5 @@
-"""Tiny models with random weights as Hugging Face folders, and their naive outputs.
+"""Tiny models with random weights as Hugging Face folders, and `NaiveModel`, which computes their
+reference outputs.
 
 The standard deviation of the weights is far above the usual 0.02, so that outputs are diverse and
 depend on the whole context: with small weights a model repeats one token, regardless of attention.
@@ -125,8 +126,8 @@ HIDDEN_DIFFERENCES = {
     "granite_embedding": "in the embeddings: .*1.1 times",
     "smollm3": "in the queries of layer 1: by .* at position",
 }
-"""Models that compute something else than the fused step although their module tree is supported ->
-pattern of the message about the difference.
+"""Models that compute something else than the fused step, although their module tree is supported;
+by model, the pattern of the message about the difference.
 """
 
 
@@ -163,7 +164,7 @@ class NaiveModel:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits [len(tokens), V] of one full forward."""
+        """Return the logits [len(tokens), V] of one forward pass over all tokens."""
         ids = torch.tensor([list(tokens)], device=self._device)
         logits: NDArray[np.float32] = (
             self._model(input_ids=ids, use_cache=False).logits[0].float().cpu().numpy()
@@ -172,7 +173,7 @@ class NaiveModel:
 
     def is_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
         """Return whether each token of `output` has the greatest logit at its position, up to the
-        tolerance; computed in one forward.
+        tolerance; computed in one forward pass.
         """
         logits = self.logits([*prompt, *output][:-1])[len(prompt) - 1 :]
         missed = logits.max(-1) - logits[np.arange(len(output)), list(output)]

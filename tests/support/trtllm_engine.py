@@ -267,8 +267,8 @@ class TrtllmHarness:
         return end.reason if isinstance(end, Failed) else None
 
     def check_clean(self, *, num_lost: int = 0) -> None:
-        """Check that nothing is left of any request; `num_lost`: aborts that the engine never
-        answered.
+        """Check that nothing is left of any request; `num_lost`: number of aborts that the engine
+        never answered.
         """
         assert not self.engine.has_work
         self.engine.check_integrity()

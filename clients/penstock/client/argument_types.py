@@ -1,4 +1,4 @@
-"""Checks types and ranges of arguments that no protobuf field checks."""
+"""Checks the type and the range of arguments where no protobuf field does."""
 
 import math
 from numbers import Integral, Real

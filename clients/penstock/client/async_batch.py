@@ -14,7 +14,7 @@ from penstock.client.events import Event
 
 
 class _Batch:
-    """The tasks of one batch, and the items that they have read and `take` has not returned yet."""
+    """The tasks of one batch, and the items that they have read but `take` has not returned."""
 
     def __init__(
         self,

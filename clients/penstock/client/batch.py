@@ -104,8 +104,8 @@ class BatchResults:
 
 
 def require_requests(requests: object) -> None:
-    """Raise TypeError if `requests` is one str or GenerationRequest. A str would be read as one
-    prompt per character."""
+    """Raise TypeError if `requests` is a single str or GenerationRequest instead of a collection. A
+    str would be read as one prompt per character."""
     if isinstance(requests, str | GenerationRequest):
         raise TypeError("requests: must be several, not one")
 

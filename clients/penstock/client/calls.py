@@ -96,8 +96,8 @@ class Calls:
         self._open_calls: set[_Cancellable] = set()
 
     def generation_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Return the metadata of a generation. Raises TypeError for invalid `metadata`, ValueError
-        for an invalid token, and ValueError for any `metadata` if the client multiplexes."""
+        """Return the metadata of a generation. Raises TypeError for invalid `metadata`, and
+        ValueError for an invalid token, or if the client multiplexes and `metadata` is given."""
         if self.is_multiplexed:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)
@@ -137,8 +137,8 @@ class Calls:
     def resume(
         self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
     ) -> AsyncGenerator[Event, None]:
-        """Return the events of a request from `point` on. A lost connection is resumed for up to
-        `grace_s` seconds."""
+        """Return the events of a request from `point` on. After a lost connection, the stream is
+        resumed for up to `grace_s` seconds."""
         logical = LogicalStream(None, attempts, self.settings.recovery(grace_s), point=point)
         return self._stream_events(logical, metadata)
 
@@ -291,7 +291,8 @@ class Calls:
             self.pool.release(index)
 
     def _error_of(self, failed: grpc.RpcError) -> PenstockError:
-        """Return the typed error for a call that only closing the client can cancel."""
+        """Return the typed error for a failed call. This client cancels such a call only when it is
+        closed."""
         return as_error(
             failed, is_client_cancellation=self.pool.is_closed, address=self.pool.addresses
         )

@@ -75,8 +75,8 @@ class Client(ModelCalls):
     Common arguments of the calls:
 
     - `deadline_s`: the seconds that a call may take, with all attempts and the wait for admission
-      (`PoolConfig.max_concurrent_calls`); None: no limit. Each attempt sends the rest as its gRPC
-      deadline.
+      (`PoolConfig.max_concurrent_calls`); None: no limit. Each attempt sends the remaining time as
+      its gRPC deadline.
     - `trace`: the trace context of the call; None: that of the current OpenTelemetry span, if any.
     - `metadata`: gRPC metadata of the call; not allowed for generations with `multiplex`.
     """
@@ -99,8 +99,8 @@ class Client(ModelCalls):
         settings: CallSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create a client. It connects at its first call, in plain text without `tls` or
-        `credentials`.
+        """Create a client. It connects at its first call: with `tls` or `credentials` if given,
+        otherwise in plain text.
 
         Args:
             address: HOST, HOST:PORT (default 50051) or another gRPC target; several in a sequence
@@ -113,7 +113,8 @@ class Client(ModelCalls):
             retry: When failed calls are retried; None: `RetryPolicy()`, four attempts.
             channel: Settings of the connections.
             pool: Numbers of connections and of concurrent generations.
-            multiplex: Send all generations of a connection over one Multiplex call at a time.
+            multiplex: Send the generations of a connection over one Multiplex call at a time,
+                instead of one call for each.
             resume_grace_s: Seconds for which the server keeps a streamed request after its
                 connection is lost; a request may set another value. None: the request ends with its
                 connection.
@@ -189,7 +190,7 @@ class Client(ModelCalls):
         The request is sent when iteration starts. Leaving the iterator early (`aclose`, `break`, a
         cancelled task, Ctrl-C) cancels the request; with `contextlib.aclosing` (`closing` for the
         blocking client) it is cancelled immediately. A retried call starts again with `Accepted`. A
-        call is never retried after output.
+        call is not retried once output has arrived.
         """
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
         request = encode_request(wanted)

@@ -180,7 +180,7 @@ def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
 
 
 def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
-    """Write the token ids to detokenise. Raises ValueError or TypeError, which names an id that
+    """Write the token ids into the message. Raises ValueError or TypeError, which names an id that
     does not fit."""
     _extend(message.token_ids, ids, "token_ids")
 
@@ -249,8 +249,8 @@ def _encode_constraint(constraint: Constraint, message: pb.OutputConstraint) -> 
 
 
 def _clear_unused_groups(message: pb.GenerateRequest) -> None:
-    """Remove option groups in which no field is set. Writing False to a field marks its group as
-    present."""
+    """Remove option groups in which no field is set. Such a group may be present, because writing
+    False to a field marks its group as present."""
     for name in _GROUPS:
         if not getattr(message, name).ListFields():
             message.ClearField(name)

@@ -188,10 +188,9 @@ class PenstockError(Exception):
 
     @property
     def chance(self) -> float | None:
-        """Probability of meeting the deadline, from 0 to 1, if the request failed because this was
-        too low.
+        """The predicted probability, from 0 to 1, that the request would have met its deadline.
 
-        None for other failures.
+        None unless the request failed because this probability was too low.
         """
         try:
             return float(self.metadata["chance"])
@@ -300,8 +299,8 @@ class DeadlineUnreachable(DeadlineExceeded):
     """The deadline cannot be met, or is unlikely to be met (see `chance`).
 
     The request was rejected, dropped from the queue, or ended while it ran. The client does not
-    retry, because the deadline would have passed by then. The caller may retry with a new deadline
-    after `retry_after_s`.
+    retry, because the deadline would pass before the server's retry time. The caller may retry
+    after `retry_after_s`, with a new deadline.
     """
 
 
@@ -378,7 +377,7 @@ class CallCancelled(PenstockError):
 
 class StreamBroken(PenstockError):
     """The server's messages violated the protocol, e.g. messages of a stream were lost, a
-    generation ended without Finished, or a list did not end.
+    generation ended without Finished, or a paged list had no last page.
     """
 
     @classmethod
@@ -451,10 +450,10 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
 
 
 def error_of(failure: Failure) -> PenstockError:
-    """Return the exception for a failure, chosen by status and reason, or otherwise only by status.
+    """Return the exception for a failure; its class depends on the status and the reason.
 
-    A reason that does not belong to the status does not affect the class. A status that is not in
-    the table becomes a plain PenstockError.
+    If the reason is unknown or does not belong to the status, the class depends only on the status.
+    A status that is not in the table becomes a plain PenstockError.
     """
     by_code = _BY_CODE.get(failure.code, PenstockError)
     return _BY_REASON.get((failure.code, failure.reason), by_code)(failure)

@@ -163,13 +163,14 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEcho:
-    """The next part of the prompt, with `echo` or `prompt_logprobs`. In a `Generation`, the whole
-    prompt.
+    """The next part of the prompt; only if `echo` or `prompt_logprobs` is set. In a `Generation`,
+    the whole prompt.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
         text: Text to append to the prompt; "" without `echo`.
-        records: The next tokens of the prompt; the first token of a prompt has no `logprob`.
+        records: The next tokens of the prompt; empty without `prompt_logprobs`, unless both `echo`
+            and `return_token_ids` are set. The first token of a prompt has no `logprob`.
     """
 
     sequence: int
@@ -238,8 +239,8 @@ class Timings:
 
     Attributes:
         queue_s: Total time in the queue, including the time after preemptions.
-        prefill_s: From entry into the running batch to the first token, and recomputation after
-            preemptions.
+        prefill_s: From entry into the running batch to the first token, plus the recomputation
+            after preemptions.
         ttft_s: From arrival to the first token of any output; None if there was none.
         decode_s: From the first token to the last token, without the time in the queue after
             preemptions.

@@ -43,7 +43,8 @@ class LogicalStream:
 
     @property
     def outlives_call(self) -> bool:
-        """True if the server has accepted the request, so that it continues when its call ends."""
+        """True if the stream has a grace period and the server has accepted the request, so that
+        the request continues when its call ends."""
         return self.can_outlive_call and bool(self.reader.request_id)
 
     def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:

@@ -120,7 +120,8 @@ class KeepalivePolicy:
     """How connections are kept alive and renewed, in seconds; None if unknown.
 
     Attributes:
-        min_client_ping_interval_s: The server disconnects clients that ping more often than this.
+        min_client_ping_interval_s: Minimum interval between pings of a client. The server
+            disconnects clients that ping more often.
         server_ping_interval_s: Interval at which the server pings idle connections.
         server_ping_timeout_s: The connection ends if a ping is not acknowledged within this time.
         max_connection_age_s: Age at which the server sends GOAWAY: new calls then need another

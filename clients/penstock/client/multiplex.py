@@ -22,12 +22,12 @@ class MultiplexConfig:
     """How requests share a Multiplex call. Raises ValueError for an invalid value.
 
     Attributes:
-        window_tokens: Number of output tokens of a request that the server may send before they are
-            read from its iterator; raised to twice `OutputOptions.min_chunk_tokens` if that is
-            more. It limits the memory for a slow reader, and should exceed the tokens generated in
-            one round trip.
+        window_tokens: Maximum number of unread output tokens of a request: the server sends no more
+            until the caller iterates further. Raised to twice `OutputOptions.min_chunk_tokens` if
+            that is more. It limits the memory for a slow reader, and should exceed the tokens
+            generated in one round trip.
         max_call_age_s: After this many seconds new requests use a new call, so that no call exceeds
-            the maximum connection age of the server, by default 1800 s plus or minus a tenth.
+            the server's maximum connection age, which is 1800 s plus or minus a tenth by default.
         max_request_bytes: A larger request fails and is not sent, because it would end the call for
             all requests. Must not exceed the server's `ModelLimits.max_message_bytes`.
     """
@@ -136,8 +136,8 @@ class MultiplexedRequest:
     def credit(self) -> pb.MultiplexRequest | None:
         """Return a command that grants credit for the tokens taken since the last such command.
 
-        Returns None while these are fewer than half of the first credit, and after the request has
-        ended.
+        Returns None while these are fewer than half of the initial credit, and after the request
+        has ended.
         """
         num_tokens = self._num_taken_tokens
         if num_tokens < self._min_credit_tokens or self._is_ended:
@@ -179,7 +179,7 @@ class MultiplexedRequests:
     ) -> tuple[MultiplexedRequest, pb.MultiplexRequest]:
         """Register a new request; return it and the command that starts it.
 
-        `timeout_s` becomes the request's total_timeout, unless the request has an earlier one.
+        `timeout_s` becomes the request's total_timeout, unless the request has a shorter one.
         Raises ResourceExhausted for a request that is too large, without effect on other requests.
         """
         key = self._next_key

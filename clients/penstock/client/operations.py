@@ -78,8 +78,8 @@ class OperationsClient:
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create a client. It connects at its first call, in plain text without `tls` or
-        `credentials`.
+        """Create a client. It connects at its first call: with `tls` or `credentials` if given,
+        otherwise in plain text.
 
         `address` is HOST, HOST:PORT (default 50052) or another gRPC target. `metadata` is gRPC
         metadata of all calls. For `token`, `tls` and the exceptions see `Client`.
@@ -159,8 +159,8 @@ class OperationsClient:
     ) -> tuple[LiveRequest, ...]:
         """Return live requests in order of arrival, at most the oldest `max_requests`.
 
-        Requests are read in pages, so a request that ends meanwhile may be missing. `deadline_s`
-        applies to each page.
+        The list is read in pages; a request that ends while they are read may be missing.
+        `deadline_s` applies to each page.
         """
         request = list_request(model, tenant, state, max_requests)
         found: list[LiveRequest] = []

@@ -116,8 +116,8 @@ class ModelTotals:
         num_failed: Requests that ended with an error.
         num_preemptions: Preemptions.
         num_steps: Steps of the engine.
-        num_prompt_tokens: Prompt tokens of requests that have ended.
-        num_cached_prompt_tokens: Prompt tokens of ended requests found in the KV cache.
+        num_prompt_tokens: Prompt tokens of requests that were admitted and have ended.
+        num_cached_prompt_tokens: The part of `num_prompt_tokens` that was found in the KV cache.
         num_completion_tokens: Tokens generated.
     """
 
@@ -188,7 +188,7 @@ class FrontStats:
         index: Its number, from 1; a process that replaces another has a new one.
         pid: Its process id.
         num_streams: Open calls of clients.
-        num_live_requests: Requests that have not ended.
+        num_live_requests: Requests that have not ended, or whose end their client has not read.
         num_backlog_tokens: Output tokens that clients have not read.
     """
 
@@ -254,7 +254,8 @@ class LiveRequest:
         num_backlog_tokens: Output tokens that its client has not read.
         time_to_deadline_s: Time left until its earliest deadline; None without a deadline.
         trace_id: 32 hexadecimal digits; "" if it is not traced.
-        history: The phases that it has entered, oldest first; empty if its front process has died.
+        history: The phases that it has entered, oldest first; empty if its front process has ended
+            or does not respond.
     """
 
     request_id: str
@@ -279,12 +280,12 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
-    """The prompt tokens of one output that a step computed.
+    """The number of prompt tokens that a step computed for one output.
 
     Attributes:
         request_id: The id of its request; "" if the flight recorder no longer has it.
         output_index: Which of the request's outputs, from 0.
-        num_tokens: Number of these tokens.
+        num_tokens: Prompt tokens computed.
     """
 
     request_id: str
@@ -302,12 +303,13 @@ class StepRecord:
         scheduler_s: Time to plan the step and process its result.
         executor_s: From launch to result.
         predicted_s: Predicted `executor_s`; None: no prediction.
-        inter_token_s: Time since the previous step, for outputs with a token in both.
-        num_inter_token_outputs: Outputs with a token in both steps.
+        inter_token_s: Mean time since the previous token of the outputs that got another token;
+            None if there were none.
+        num_inter_token_outputs: Number of outputs in the mean `inter_token_s`.
         num_prefill_tokens: Prompt tokens computed.
-        num_prefill_outputs: Outputs whose prompt was computed.
-        num_decode_outputs: Outputs with a new token.
-        num_context_tokens: Total context length of the outputs with a new token, in tokens.
+        num_prefill_outputs: Outputs for which prompt tokens were computed.
+        num_decode_outputs: Outputs in the decode phase.
+        num_context_tokens: Sum of the context lengths of all outputs in the step, in tokens.
         num_tokens: Tokens generated.
         num_running: Outputs in the running batch.
         num_waiting: Outputs in the queue.

@@ -118,8 +118,8 @@ class CacheOptions:
     """How KV cache blocks are shared and kept.
 
     Attributes:
-        cache_salt: Share cached blocks only with requests that have the same salt, 1 to 128
-            characters.
+        cache_salt: Share cached blocks only with requests of the same tenant that have the same
+            salt, 1 to 128 characters.
         session_id: The conversation that this request continues. Its KV cache blocks are kept for
             its next request. 1 to 128 characters.
         retention_level: 0 to 100; a higher level keeps the blocks longer. Default 35.
@@ -320,8 +320,8 @@ def _frozen(name: str, value: Any) -> tuple[Any, ...]:
 def build_request(
     prompt: PromptLike | GenerationRequest, options: GenerationOptions
 ) -> GenerationRequest:
-    """Return the request for a prompt and its options as keywords; a GenerationRequest is returned
-    unchanged.
+    """Build the request from a prompt and options that are given as keywords; return a
+    GenerationRequest unchanged.
 
     Raises TypeError for an option that does not exist, for an option that must be a list and is
     not, and for a GenerationRequest together with options. Raises the errors of `as_prompt`.

@@ -138,7 +138,8 @@ class Admission(Generic[TicketT]):
     """Admits a limited number of calls, and queues a limited number of others, first come, first
     served.
 
-    A ticket is a value that wakes a waiting call. Not thread-safe.
+    A ticket is the caller's value for a waiting call, with which it wakes the call. Not
+    thread-safe.
     """
 
     def __init__(self, config: PoolConfig) -> None:

@@ -104,8 +104,9 @@ class Recovery:
         resume.
         """
         has_continued = next_sequence > self._sequence
-        # EngineDown for a Resume without a new message: no engine runs that has the stream. A
-        # stream that has resumed gets the same error when the request itself fails.
+        # If a Resume fails with EngineDown before a new message, no engine that has the stream is
+        # running, and the Resume is repeated. After a new message, EngineDown means that the
+        # request itself has failed.
         is_out_of_reach = self.is_resuming and not has_continued and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
             self.is_resuming = False

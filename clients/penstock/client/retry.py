@@ -3,11 +3,12 @@
 Contains the retry policy, and counts the attempts of one logical call. Does no I/O and does not
 sleep: the clock and the random numbers are arguments.
 
-A call is retried only if all of these conditions hold: none of its output was delivered; the status
-is UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_transient`); the server did
-not forbid retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
-wait ends before the call's deadline. A deadline that cannot be met is raised immediately, although
-its status has a retry time, because the deadline would have passed by then.
+A call is retried only if all of these conditions hold: none of its output was delivered, or it is a
+Resume call, which continues after the delivered output; the status is UNAVAILABLE, or
+RESOURCE_EXHAUSTED for a transient reason (see `is_transient`); the server did not forbid retries;
+attempts are left, and retries in the client's budget (retry_budget.py); and the wait ends before
+the call's deadline. `DeadlineUnreachable` is raised immediately even if it has a retry time,
+because the deadline would pass before that time.
 """
 
 import math
@@ -84,7 +85,7 @@ def retry_delay_s(
 ) -> float | None:
     """Return the seconds to wait before the next attempt; None to raise the error instead.
 
-    `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
+    `attempt` is the number of the failed attempt, from 1. `remaining_s` is the time to the call's
     deadline, infinity for none. `jitter` is uniformly distributed in [0, 1).
     """
     if has_output or attempt >= policy.max_attempts or not is_transient(error):

@@ -81,7 +81,7 @@ class StartStream(Protocol):
         self, index: int, request: BatchRequest, canceller: Canceller | None = None
     ) -> AsyncGenerator[Event, None]:
         """Return the events of the request with this index in the batch. `canceller` lets another
-        thread end them.
+        thread end the stream.
 
         Raises ValueError or TypeError, which names the index, for an invalid request.
         """

@@ -30,7 +30,7 @@ def default_service_config(target: str) -> str | None:
 
 def check_service_config(text: str, retry: RetryPolicy) -> None:
     """Raise ValueError if `text` is not JSON in the form of a service config, or if both it and
-    `retry` have retries."""
+    `retry` enable retries."""
     try:
         config: Any = json.loads(text)
     except ValueError as error:

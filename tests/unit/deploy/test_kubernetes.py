@@ -11,7 +11,7 @@ import pytest
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.config import SETTINGS, ServerConfig
-from penstock.server.rpc.generation_service import SERVICE_NAME
+from penstock.server.rpc.service_names import GENERATION
 from penstock.server.security.policy_file import parse_policy
 from penstock.server.security.security import check_exposure
 from penstock.server.settings.json_values import from_json_value
@@ -96,13 +96,13 @@ def test_probes_use_endpoints_of_the_service(builds: Builds) -> None:
             assert ("exec" in probe) == is_tls, "Kubernetes' own speak no TLS"
             if not is_tls:
                 port = config_of(manifests).port
-                assert probe["grpc"] == {"port": port, "service": SERVICE_NAME}
+                assert probe["grpc"] == {"port": port, "service": GENERATION}
                 continue
             program, *arguments = probe["exec"]["command"]
             assert program == "penstock"
             asked = build_parser().parse_args(arguments)
             assert asked.address == f"127.0.0.1:{config_of(manifests).port}"
-            assert asked.service == SERVICE_NAME
+            assert asked.service == GENERATION
             assert asked.deadline < probe["timeoutSeconds"]
             assert asked.server_name in {
                 item["metadata"]["name"] for item in of_kind(manifests, "Service")

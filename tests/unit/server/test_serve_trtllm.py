@@ -246,6 +246,7 @@ def test_a_flag_replaced_by_a_key_of_the_section_is_rejected_with_that_key(
 MEANINGLESS = {
     "device": "cuda:1",
     "threads": "2",
+    "cpu-kernels": "avx2",
     "quantization": "int8",
     "target-itl-ms": "50",
     "max-prefill-share": "0.5",

@@ -1,4 +1,4 @@
-"""A flight recording is replayed with the same requests and tokens, and nearly the same
+"""A flight record is replayed with the same requests and tokens, and nearly the same
 throughput.
 """
 

@@ -1,8 +1,8 @@
 """Parses the command line `penstock <command>`, and runs the command.
 
 Contains the top-level parser. Commands import large packages only when they run, so that `penstock
---help` is fast. The common exit codes are in `penstock.server.cli.command`; `serve`, `build`,
-`verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
+--help` is fast. Each command's help lists its exit codes. Those of the client commands, such as
+`generate`, are in `penstock.server.cli.command`; the other commands define theirs.
 """
 
 import argparse

@@ -159,8 +159,8 @@ class OwnService:
         self.start_s = time.monotonic() - started_s
 
     async def _end(self) -> int | None:
-        """Stop the process, if it runs, with SIGTERM and after the time limit with SIGKILL; return
-        its exit code, None if no process was started.
+        """Stop the process if it runs: send SIGTERM, and SIGKILL after the time limit. Return its
+        exit code; None if no process was started.
         """
         process = self._process
         if process is None:

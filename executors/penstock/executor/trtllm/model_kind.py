@@ -81,7 +81,7 @@ def recognise(path: Path) -> ModelFolder:
             return _unknown(path, f"{path} is not a folder")
         if not (path / "config.json").is_file():
             return _unknown(path, f"{path} contains no config.json")
-        config = _read(path / "config.json")
+        config = read_json_object(path / "config.json")
         ranks = {match[1] for item in path.iterdir() if (match := _RANK_FILE.fullmatch(item.name))}
         if "pretrained_config" in config and "build_config" in config:
             return _engine(path, config, has_engines="engine" in ranks)
@@ -187,7 +187,7 @@ def _modelopt(path: Path) -> Quantisation | None:
     file = path / "hf_quant_config.json"
     if not file.exists():
         return None
-    values = _child(_read(file), "quantization")
+    values = _child(read_json_object(file), "quantization")
     algorithm, cache = values.get("quant_algo"), values.get("kv_cache_quant_algo")
     if not isinstance(algorithm, str) and not isinstance(cache, str):
         return None
@@ -269,7 +269,7 @@ def _engine_quantisation(config: Mapping[str, object]) -> Quantisation | None:
     )
 
 
-def _read(path: Path) -> Mapping[str, object]:
+def read_json_object(path: Path) -> Mapping[str, object]:
     """Read a file with a JSON object. Raises ValueError if it is invalid or larger than 64 MiB,
     OSError if it cannot be read.
     """

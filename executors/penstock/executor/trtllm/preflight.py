@@ -6,14 +6,13 @@ only; TensorRT-LLM is located, not imported.
 
 import importlib.metadata
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from penstock.executor.trtllm.config import MAX_INT32, AdapterConfig, LoraSettings, TrtllmConfig
-from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
+from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, read_json_object, recognise
 
 _LEAST_SEQ_LEN = 2
 """Minimum `max_seq_len`: one prompt token and one output token."""
@@ -194,16 +193,11 @@ def _check_adapters(settings: LoraSettings) -> None:
         first = names if first is None else first
 
 
-def _adapter_config(adapter: AdapterConfig, where: str) -> Mapping[str, Any]:
+def _adapter_config(adapter: AdapterConfig, where: str) -> Mapping[str, object]:
     file = adapter.path / "adapter_config.json"
     try:
-        values: Any = json.loads(file.read_text(encoding="utf-8"))
+        return read_json_object(file)
     except OSError as error:
         raise ValueError(f"{where}.path: {file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{where}.path: {file} is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"{where}.path: {file} is nested too deep") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{where}.path: {file} must contain a JSON object")
-    return cast("dict[str, Any]", values)
+        raise ValueError(f"{where}.path: {adapter.path}: {error}") from error

@@ -233,6 +233,7 @@ def _metrics(
     launch: ObserverLaunch, tracing: "Tracing | None", receiver: FrontReceiver
 ) -> "ServiceMetrics":
     from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+    from penstock.server.rpc.service_names import REQUEST_METHODS
 
     def traces() -> dict[str, int]:
         return {} if tracing is None else tracing.counters()
@@ -246,11 +247,12 @@ def _metrics(
         return None if board is None else board.load
 
     gateway = launch.server.gateway
+    gateway_methods = () if gateway == NO_GATEWAY else load_gateway(gateway).request_methods
     return ServiceMetrics(
         model=launch.server.model,
         tenants=launch.server.observer.metrics_tenants,
         version=_version(),
-        gateway_methods=() if gateway == NO_GATEWAY else load_gateway(gateway).request_methods,
+        methods=(*REQUEST_METHODS, *gateway_methods),
         trace_counts=traces,
         processes=processes,
         load=load,

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from penstock.server.front.errors import ErrorReason, RequestError, invalid_field, request_error
+from penstock.server.rpc import service_names
 from penstock.server.rpc.handlers import Context
 from penstock.server.security.authenticator import InvalidCredentials, TenantNotListed
 from penstock.server.security.rights import ANONYMOUS, Caller, Right
@@ -30,26 +31,33 @@ _NAME_KINDS: Final[Mapping[str, str]] = {
 }
 logger = logging.getLogger(__name__)
 _BY_SERVICE: Final[Mapping[str, Right | None]] = {
-    "penstock.v1.GenerationService": Right.GENERATE,
-    "penstock.v1.ModelService": Right.MODELS,
-    "penstock.v1.OperationsService": Right.OPERATIONS_READ,
-    "grpc.channelz.v1.Channelz": Right.INSPECT,
-    "grpc.reflection.v1.ServerReflection": Right.INSPECT,
-    "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
+    service_names.GENERATION: Right.GENERATE,
+    service_names.MODEL: Right.MODELS,
+    service_names.OPERATIONS: Right.OPERATIONS_READ,
+    service_names.CHANNELZ: Right.INSPECT,
+    service_names.REFLECTION: Right.INSPECT,
+    service_names.REFLECTION_ALPHA: Right.INSPECT,
     # Load balancers call it, and it reveals no data.
-    "grpc.health.v1.Health": None,
+    service_names.HEALTH: None,
 }
+_OTHER_RIGHTS: Final = (
+    (service_names.GENERATION, Right.CANCEL, ("Cancel",)),
+    (
+        service_names.MODEL,
+        Right.LOAD_MODELS,
+        ("LoadModel", "UnloadModel", "SetModelAlias", "LoadAdapter", "UnloadAdapter"),
+    ),
+    (
+        service_names.OPERATIONS,
+        Right.OPERATIONS_WRITE,
+        ("Drain", "DumpFlightRecord", "SetLogLevel", "Profile"),
+    ),
+)
+"""Methods that require another right than their service."""
 _BY_METHOD: Final[Mapping[str, Right | None]] = {
-    "/penstock.v1.GenerationService/Cancel": Right.CANCEL,
-    "/penstock.v1.ModelService/LoadModel": Right.LOAD_MODELS,
-    "/penstock.v1.ModelService/UnloadModel": Right.LOAD_MODELS,
-    "/penstock.v1.ModelService/SetModelAlias": Right.LOAD_MODELS,
-    "/penstock.v1.ModelService/LoadAdapter": Right.LOAD_MODELS,
-    "/penstock.v1.ModelService/UnloadAdapter": Right.LOAD_MODELS,
-    "/penstock.v1.OperationsService/Drain": Right.OPERATIONS_WRITE,
-    "/penstock.v1.OperationsService/DumpFlightRecord": Right.OPERATIONS_WRITE,
-    "/penstock.v1.OperationsService/SetLogLevel": Right.OPERATIONS_WRITE,
-    "/penstock.v1.OperationsService/Profile": Right.OPERATIONS_WRITE,
+    f"/{service_names.method_name(service, method)}": right
+    for service, right, methods in _OTHER_RIGHTS
+    for method in methods
 }
 
 

@@ -18,6 +18,7 @@ from penstock.server.front.errors import RequestError, unsupported_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_request import LiveRequest
+from penstock.server.rpc import service_names
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import (
@@ -50,7 +51,6 @@ _RESPONSE = b"\x0a"  # ResumeResponse.response
 _MAX_SLICE_S: Final = 0.002
 T = TypeVar("T")
 
-SERVICE_NAME = "penstock.v1.GenerationService"
 _LARGE_BYTES: Final = 1 << 20
 
 
@@ -72,7 +72,7 @@ class GenerationService:
         key = front.config.tenant_metadata_key
         self._access = access or AccessControl(tenant_metadata_key=key)
         self._large_messages = large_messages
-        self._accounts = CallAccounts(front, SERVICE_NAME)
+        self._accounts = CallAccounts(front, service_names.GENERATION)
         self._resume = ResumeService(front)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
@@ -88,7 +88,7 @@ class GenerationService:
             "Resume": wrapper.stream_with_caller("Resume", self._resume.resume),
             "Multiplex": wrapper.bidirectional("Multiplex", multiplex.multiplex),
         }
-        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+        return grpc.method_handlers_generic_handler(service_names.GENERATION, methods)
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""

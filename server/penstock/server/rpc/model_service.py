@@ -21,6 +21,7 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, LongTokenInput, TextInput, TokenInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.prompt_tokens import EncodedPrompt
+from penstock.server.rpc import service_names
 from penstock.server.rpc.handlers import Context, HandlerWrapper, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import MAX_ID_CHARS, check_model
 from penstock.server.rpc.mapping_in.prompt import (
@@ -43,23 +44,20 @@ from penstock.server.security.rights import Caller
 from penstock.v1 import model_pb2
 from penstock.v1 import model_service_pb2 as pb
 
-SERVICE_NAME = "penstock.v1.ModelService"
 T = TypeVar("T")
 _TOKENS_AT_ONCE = 4096
 """Number of tokens that are added to a message at a time, in about a third of a millisecond."""
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
-    "penstock.v1.ModelService/LoadModel": "model_loading",
-    "penstock.v1.ModelService/UnloadModel": "model_loading",
-    "penstock.v1.ModelService/WatchModels": "model_loading",
-    "penstock.v1.ModelService/SetModelAlias": "model_loading",
-    "penstock.v1.ModelService/LoadAdapter": "adapter_loading",
-    "penstock.v1.ModelService/UnloadAdapter": "adapter_loading",
-    "penstock.v1.ModelService/ListAdapters": "adapter_loading",
+    "LoadModel": "model_loading",
+    "UnloadModel": "model_loading",
+    "WatchModels": "model_loading",
+    "SetModelAlias": "model_loading",
+    "LoadAdapter": "adapter_loading",
+    "UnloadAdapter": "adapter_loading",
+    "ListAdapters": "adapter_loading",
 }
 """Unimplemented method -> feature, a field of ModelFeatures."""
-_STREAMS: Final = frozenset(
-    {"penstock.v1.ModelService/LoadModel", "penstock.v1.ModelService/WatchModels"}
-)
+_STREAMS: Final = frozenset({"LoadModel", "WatchModels"})
 
 
 class ModelService:
@@ -86,9 +84,12 @@ class ModelService:
             **{name: wrapper.unary(name, handler) for name, handler in handlers.items()},
             "Tokenize": wrapper.unary_with_caller("Tokenize", self.tokenize),
             "Detokenize": wrapper.unary_with_caller("Detokenize", self.detokenize),
-            **unimplemented_handlers(SERVICE_NAME, wrapper),
+            **{
+                name: _unimplemented_handler(name, feature, wrapper)
+                for name, feature in UNIMPLEMENTED_METHODS.items()
+            },
         }
-        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+        return grpc.method_handlers_generic_handler(service_names.MODEL, methods)
 
     async def list_models(self, data: bytes, context: Context) -> bytes:
         """Return the list of models as a single page with one model."""
@@ -190,19 +191,9 @@ def _text_as_bytes(text: str) -> bytes:
     return pb.DetokenizeResponse(text=text).SerializeToString()
 
 
-def unimplemented_handlers(
-    service: str, wrapper: HandlerWrapper
-) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
-    """Return handlers that reject the UNIMPLEMENTED_METHODS of `service` (its full name)."""
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-    for path, feature in UNIMPLEMENTED_METHODS.items():
-        owner, _, method = path.partition("/")
-        if owner == service:
-            handlers[method] = _handler(path, feature, wrapper)
-    return handlers
-
-
-def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMethodHandler[Any, Any]":
+def _unimplemented_handler(
+    method: str, feature: str, wrapper: HandlerWrapper
+) -> "grpc.RpcMethodHandler[Any, Any]":
     async def reject_unary(data: bytes, context: Context) -> bytes:
         del data, context
         raise unsupported_feature(feature)
@@ -211,9 +202,9 @@ def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMetho
         del data, context, caller
         raise unsupported_feature(feature)
 
-    if path in _STREAMS:
-        return wrapper.stream_with_caller(path, reject_stream)
-    return wrapper.unary(path, reject_unary)
+    if method in _STREAMS:
+        return wrapper.stream_with_caller(method, reject_stream)
+    return wrapper.unary(method, reject_unary)
 
 
 def model_of(

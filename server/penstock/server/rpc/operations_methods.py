@@ -30,6 +30,7 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     arrival_order,
 )
+from penstock.server.rpc import service_names
 from penstock.server.rpc.flight_files import perfetto_file, steps_of_recording
 from penstock.server.rpc.handlers import (
     Context,
@@ -45,7 +46,6 @@ from penstock.server.rpc.parsing import parse
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
 
-SERVICE_NAME: Final = "penstock.v1.OperationsService"
 MIN_INTERVAL_S, DEFAULT_INTERVAL_S, MAX_INTERVAL_S = 0.1, 1.0, 3600.0
 DEFAULT_PAGE_SIZE = 100
 MAX_CHUNK_BYTES: Final = 256 << 10
@@ -108,7 +108,7 @@ class OperationsMethods:
             **{name: wrapper.unary(name, handler) for name, handler in unary.items()},
             **{name: wrapper.server_stream(name, handler) for name, handler in streams.items()},
         }
-        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+        return grpc.method_handlers_generic_handler(service_names.OPERATIONS, methods)
 
     async def get_stats(self, data: bytes, context: Context) -> bytes:
         """Return a snapshot of the statistics, of all models or of one model."""

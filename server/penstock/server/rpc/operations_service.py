@@ -12,11 +12,11 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
 from penstock.server.observe.operations.service import Operations
-from penstock.server.rpc import health, reflection
+from penstock.server.rpc import reflection, service_names
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
-from penstock.server.rpc.operations_methods import SERVICE_NAME, OperationsMethods
+from penstock.server.rpc.operations_methods import OperationsMethods
 from penstock.server.rpc.options import KeepaliveConfig, add_port, server_options
 from penstock.server.rpc.read_limiter import RequestReadLimiter
 from penstock.server.security.security import Security
@@ -52,7 +52,7 @@ class OperationsServer:
         # IPv6 addresses need brackets.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_port_reserved = is_port_reserved
-        self._health = Health((SERVICE_NAME,), max_stall_s=_MAX_STALL_S)
+        self._health = Health((service_names.OPERATIONS,), max_stall_s=_MAX_STALL_S)
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
         self._access = AccessControl(security)
@@ -79,7 +79,7 @@ class OperationsServer:
         )
         limiter.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, cast(Any, limiter))
-        reflection.add_reflection(limiter, (SERVICE_NAME, health.SERVICE_NAME))
+        reflection.add_reflection(limiter, (service_names.OPERATIONS, service_names.HEALTH))
         try:
             port = add_port(server, self._address, self._tls)
         except RuntimeError as error:

@@ -13,8 +13,9 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-ALPHA_SERVICE_NAME = "grpc.reflection.v1alpha.ServerReflection"
-V1_SERVICE_NAME = "grpc.reflection.v1.ServerReflection"
+from penstock.server.rpc import service_names
+
+_NAMES = (service_names.REFLECTION_ALPHA, service_names.REFLECTION)
 _ALPHA_PACKAGE = "grpc.reflection.v1alpha"
 _V1_PACKAGE = "grpc.reflection.v1"
 _V1_FILE = "grpc/reflection/v1/reflection.proto"
@@ -28,11 +29,11 @@ class HandlerRegistry(Protocol):
         ...
 
 
-def add_reflection(server: HandlerRegistry, service_names: Iterable[str]) -> None:
-    """Add the reflection service to `server`. It describes `service_names` and itself."""
+def add_reflection(server: HandlerRegistry, described: Iterable[str]) -> None:
+    """Add the reflection service to `server`. It describes itself and the services with the full
+    names `described`."""
     _register_v1_descriptor()
-    names = (*service_names, ALPHA_SERVICE_NAME, V1_SERVICE_NAME)
-    servicer = reflection.aio.ReflectionServicer(names)
+    servicer = reflection.aio.ReflectionServicer((*described, *_NAMES))
     # Untyped upstream.
     behaviour = cast(Any, servicer.ServerReflectionInfo)  # pyright: ignore[reportUnknownMemberType]
     handler = grpc.stream_stream_rpc_method_handler(
@@ -43,7 +44,7 @@ def add_reflection(server: HandlerRegistry, service_names: Iterable[str]) -> Non
     server.add_generic_rpc_handlers(
         tuple(
             grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
-            for name in (ALPHA_SERVICE_NAME, V1_SERVICE_NAME)
+            for name in _NAMES
         )
     )
 

@@ -26,12 +26,7 @@ from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
 from penstock.server.ipc.frames import EngineHello
 from penstock.server.ipc.ports import EnginePort
 from penstock.server.observe.request_record import RequestRecorder
-from penstock.server.rpc import (
-    generation_service,
-    health,
-    model_service,
-    reflection,
-)
+from penstock.server.rpc import reflection, service_names
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.generation_service import GenerationService
@@ -45,8 +40,7 @@ from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
-_OWN_SERVICES = (generation_service.SERVICE_NAME, model_service.SERVICE_NAME)
-_CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
+_OWN_SERVICES = (service_names.GENERATION, service_names.MODEL)
 _DRAINING = Failure(reason=ErrorReason.DRAINING)
 _FINAL_EVENTS_S = 1.0
 """How long streams that a drain has ended may take to send their status, in seconds."""
@@ -155,7 +149,7 @@ class FrontServer:
         add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  # pyright: ignore[reportUnknownMemberType]
         add_channelz(channelz.aio.ChannelzServicer(), limiter)
         reflection.add_reflection(
-            limiter, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE)
+            limiter, (*self._services, service_names.HEALTH, service_names.CHANNELZ)
         )
         try:
             bound_port = add_port(server, address, self._tls)

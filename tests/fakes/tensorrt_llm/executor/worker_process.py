@@ -1,5 +1,5 @@
-"""A process of the engine, as MPI starts one. It only sleeps, until it is ended or its lifetime is
-over.
+"""A process of the engine, as MPI starts one. It only sleeps, until it is killed or its lifetime
+ends.
 
 It survives the death of its parent, as real workers may for some time. If it exits before `stop`,
 the engine is notified.

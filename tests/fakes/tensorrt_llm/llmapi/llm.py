@@ -192,7 +192,7 @@ class LLM:
         return self._executor.stats
 
     def shutdown(self) -> None:
-        """Stop the engine; blocks meanwhile. A second call does nothing."""
+        """Stop the engine, and block until it has stopped. A second call does nothing."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None

@@ -52,18 +52,23 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """The figures of one run. All figures cover the same requests: those due after the warm-up.
+    """The figures of one run. Requests that are due during the warm-up are not counted.
 
-    `num_due` is the sum of completed, failed, dropped (not sent, because too many were open) and
-    unfinished (still open when the run ended) requests. `num_good`: completed within the targets.
-    `num_short`: completed, but with another number of tokens than requested or another finish
-    reason than LENGTH. `good_share` is a share of `num_due`. `sending_s`, `duration_s`,
-    `cpu_shares`, `num_idle_cores`: as in LoadRun. `offered_per_s`: `num_due` over `sending_s`; NaN
-    in a closed loop, where the server determines when requests are sent. `requests_per_s`,
-    `goodput_per_s`: completed and good requests over `duration_s`; so are the tokens of completed
-    requests. `cached_prompt_share`: a share of their prompt tokens. `queue`: time in the server's
-    queue, as the server reports it; `lateness`: delay between the time at which a request is due
-    and the time at which it is sent.
+    `num_due`: the sum of completed, failed, dropped (not sent, because too many were open or the
+    run ended first) and unfinished (still open when the run ended) requests. `num_good`: completed
+    within the targets. `num_short`: completed, but with another number of tokens than requested or
+    another finish reason than LENGTH. `good_share`: `num_good` over `num_due`. `sending_s`,
+    `duration_s`, `cpu_shares`, `num_idle_cores`: as in LoadRun.
+
+    `offered_per_s`: `num_due` over `sending_s`; NaN in a closed loop, where the server determines
+    when requests are sent. `requests_per_s`, `goodput_per_s`: completed and good requests over
+    `duration_s`. `output_tokens_per_s`, `prompt_tokens_per_s`: tokens of the completed requests
+    over `duration_s`. `cached_prompt_share`: the share of the completed requests' prompt tokens
+    that the server found in its cache.
+
+    `ttft` and `itl` cover all requests with tokens; `tpot`, `e2e` and `queue` only completed ones.
+    `queue`: time in the server's queue, as the server reports it. `lateness`: delay between the
+    time at which a request is due and the time at which it is sent.
     """
 
     arrivals: str

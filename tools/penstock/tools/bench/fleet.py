@@ -56,10 +56,10 @@ class LoadRun:
 
     `cpu_shares`: each process's CPU time as a share of one core. `num_idle_cores`: mean number of
     idle cores of this machine during the run, None if unknown (the system has no /proc/uptime).
-    `sending_s`: from the start of the measurement until sending ended: the planned duration, or,
-    if the requests ran out before it and in a closed loop, until the last request was due.
-    `duration_s`: from the start of the measurement until the last counted request completed, but
-    at least `sending_s`. Both in seconds.
+    `sending_s`: the planned duration if the plan has a rate and sending did not end early with
+    `max_requests`; otherwise the time from the start of the measurement until the last request was
+    due. `duration_s`: from the start of the measurement until the last counted request completed,
+    but at least `sending_s`. Both in seconds.
     """
 
     plan: LoadPlan
@@ -118,11 +118,12 @@ class Fleet:
     async def run(
         self, plan: LoadPlan, on_progress: Callable[[LoadPlan, float, WorkerProgress], None]
     ) -> LoadRun:
-        """Execute one run, in a closed loop after its warm-up, and return its result. `on_progress`
-        receives the plan that is executed (that of the run or of the warm-up), the seconds since
-        its start and the sums over all processes, whenever a process reports its progress.
+        """Execute one run and return its result. A closed loop has a warm-up, which is executed
+        first, as a separate run.
 
-        Raises FleetFailed.
+        `on_progress` is called whenever a process reports its progress. It receives the plan that
+        is executed (of the run or of the warm-up), the seconds since its start, and the sums over
+        all processes. Raises FleetFailed.
         """
         if (warm_up := plan.warm_up()) is not None:
             await self._execute(warm_up, on_progress)

@@ -137,7 +137,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
 
 def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "list[LoadPlan]":
     """Return one plan per rate or concurrency, or one plan that replays the trace. Their vocabulary
-    size is a placeholder until `plans_for` sets it.
+    size is a placeholder, which `plans_for` replaces.
 
     `seed`: used if the flags give none. Raises UsageError for invalid flags or an invalid trace,
     BadSetting for an invalid setting, and OSError if the trace cannot be read.

@@ -1,8 +1,8 @@
 """Messages between the processes of the load generator, over a `multiprocessing` pipe that an event
 loop reads.
 
-Not the frames of `server.ipc.wire`, which are limited to 64 MiB: a plan may have a million
-requests.
+`penstock.server.ipc.wire` is not used, because its frames are limited to 64 MiB and a plan may have
+a million requests.
 """
 
 import asyncio

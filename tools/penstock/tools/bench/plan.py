@@ -87,14 +87,16 @@ class LoadPlan:
     `rows`: the requests of the trace for REPLAY; with other arrivals, if given, their lengths are
     used instead of the distributions `prompt_tokens` and `output_tokens`.
 
-    Requests due in the first `warm_up_s` seconds are sent but not counted; then requests are sent
-    for `duration_s`, or until `max_requests` of them were sent. Requests still open are then
-    awaited for at most `drain_s`. The warm-up of a closed loop is a separate run, `warm_up()`,
-    which ends before the measurement starts. In an open loop, a request that is due while
-    `max_in_flight` are open is counted as dropped. `deadline_s` is each call's gRPC deadline. The
-    same `seed`, `run_index` and `is_warm_up` give the same requests, on any number of processes;
-    prompts differ between values of the last two, so that a run has no cache hits on prompts of an
-    earlier run.
+    After the warm-up, requests are sent for `duration_s`, or until `max_requests` of them were
+    sent. Requests still open are then awaited for at most `drain_s`. In an open loop, the warm-up
+    is the first `warm_up_s` seconds of the run, in which requests are sent but not counted. The
+    warm-up of a closed loop is a separate run, `warm_up()`, which ends before the measurement
+    starts. In an open loop, a request that is due while `max_in_flight` are open is counted as
+    dropped. `deadline_s` is each call's gRPC deadline.
+
+    The same `seed`, `run_index` and `is_warm_up` give the same requests, on any number of
+    processes. Another `run_index` or `is_warm_up` gives other prompts, so that a run has no cache
+    hits on prompts of an earlier run.
     """
 
     arrivals: Arrivals
@@ -186,7 +188,7 @@ class LoadPlan:
         return self.start_s + self.duration_s
 
     def warm_up(self) -> "LoadPlan | None":
-        """Return the plan of a closed loop's warm-up; None if it has none, and for an open loop."""
+        """Return the plan of a closed loop's warm-up; None without one, and for an open loop."""
         if self.is_open_loop or not self.warm_up_s:
             return None
         return dataclasses.replace(

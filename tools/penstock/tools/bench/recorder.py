@@ -38,9 +38,10 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     """Counts the requests of a run and measures their latencies. Times are seconds since the run's
     start.
 
-    Everything covers the requests due in the window, whenever they end; the numbers of tokens only
-    those that completed. `errors`: numbers of failed requests by gRPC status and error reason.
-    `last_due_s`, `last_completed_s`: the latest times at which a request was due, and completed.
+    Only requests due in the window are counted and measured, whenever they end. The numbers of
+    tokens are those of completed requests. `errors`: numbers of failed requests by gRPC status and
+    error reason. `last_due_s`, `last_completed_s`: the latest times at which a request was due, and
+    completed.
     """
 
     window: Window

@@ -151,8 +151,8 @@ def write_page(
     runs: Sequence[LoadRun],
     figures: Sequence[LoadFigures],
 ) -> None:
-    """Write the HTML page, a self-contained file. `document`: as from `document_of`. Raises
-    OSError.
+    """Write the HTML page, a self-contained file. `document`: the result of `document_of`.
+    Raises OSError.
     """
     warnings = [f"{point_text(one)}: {text}" for one in figures for text in warnings_of(one)]
     sections = [preformatted("\n".join(warnings))] if warnings else []
@@ -226,8 +226,8 @@ def _curve(title: str, field: str, figures: Sequence[LoadFigures]) -> Chart:
 
 
 def _percentiles(runs: Sequence[LoadRun], figures: Sequence[LoadFigures]) -> list[Chart]:
-    """Return one chart of percentiles per kind of latency, with one line per run; with more than 8
-    runs, for evenly spaced ones only.
+    """Return one chart of percentiles per kind of latency, with one line per run. If there are more
+    than 8 runs, only every n-th run has a line.
     """
     charts: list[Chart] = []
     step = -(-len(runs) // _MAX_LINES)
@@ -281,8 +281,8 @@ def _errors_table(figures: Sequence[LoadFigures]) -> str:
 def _sweep_table(
     figures: Sequence[LoadFigures], left_out: Collection[str] = ()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and one row per run. Leaves out the columns named, and in a closed loop the
-    offered rate, which does not exist.
+    """Return the header and one row per run, without the columns named in `left_out`; for a closed
+    loop, also without the offered rate, which it does not have.
     """
     if figures[0].concurrency is not None:
         left_out = {*left_out, "offered/s"}

@@ -15,7 +15,7 @@ from penstock.tools.bench.plan import Arrivals, LoadPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """The request number `index` (from 0) of a run, due `at_s` seconds after the run's start.
+    """Request number `index` (from 0) of a run, due `at_s` seconds after the run's start.
 
     `at_s` is 0 in a closed loop, where a request is due when another has ended. `row`: lengths,
     tenant and other fields of the request; its `arrival_s` is not used.
@@ -71,8 +71,8 @@ class RandomPromptMaker:
         self._vocabulary = range(plan.vocab_size)
 
     def token_ids(self, request: PlannedRequest) -> list[int]:
-        """Return the prompt's token ids. Parts of prompts with the same prefix id and tenant are
-        equal.
+        """Return the prompt's token ids. Prompt parts with the same prefix id and tenant are the
+        same.
         """
         row = request.row
         if not row.prefix_ids:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
-    """Return the requests of three clients, one with a higher priority.
+    """Return three requests, one with a higher priority.
 
     They have fixed seeds, so that every demo has the same output.
     """

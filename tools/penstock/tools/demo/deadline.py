@@ -74,8 +74,8 @@ async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
 
 
 def was_overload(most_in_time: float) -> bool:
-    """Return whether the load exceeded the capacity. `most_in_time`: the share of requests in time,
-    of the service with the higher share.
+    """Return whether the load exceeded the capacity. `most_in_time`: the share of requests that
+    completed in time, of the service where it is higher.
     """
     return most_in_time <= _MOST_IN_TIME
 

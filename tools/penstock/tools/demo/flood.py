@@ -1,8 +1,9 @@
 """`penstock demo --flood`: one tenant floods the service, while a low-rate tenant sends short
 requests.
 
-Shows the times to the first token of the low-rate tenant alone, and then during a flood on two
-services at the same time: one schedules tenants fairly (the default), one first come, first served.
+Shows the low-rate tenant's times to the first token, first without other requests, then during a
+flood. The flood is sent to two services at the same time: one schedules tenants fairly (the
+default), the other first come, first served.
 """
 
 import asyncio
@@ -57,8 +58,8 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
 
 @dataclass(slots=True)
 class _Waits:
-    """Times to the first token of requests, seconds. `unfinished_s`: how long the last request
-    waited in vain for its first token; None if it received one.
+    """Times to the first token of requests, seconds. `unfinished_s`: how long the last request had
+    waited when the measurement ended before its first token; None if it received one.
     """
 
     started_answers_s: list[float]

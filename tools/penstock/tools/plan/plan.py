@@ -58,7 +58,9 @@ class PlanSearch:
 
 
 OnProgress: TypeAlias = Callable[[str, SimulationProgress], None]
-"""Called about twice a second while a simulation runs, with its display name and its progress."""
+"""Called with the display name and the progress of a running simulation; see
+`simulate_cluster`.
+"""
 OnTried: TypeAlias = Callable[[str, ClusterResult], None]
 """Called when a simulation has ended, with its display name and its result."""
 
@@ -236,8 +238,8 @@ class _Planner:
         return known
 
     def _curve(self, num_replicas: int, num_requests: int) -> tuple[LoadPoint, ...]:
-        """Return the load curve: one replica at multiples of the load that it has in a cluster of
-        `num_replicas`, with the first `num_requests` requests of the window.
+        """Simulate one replica at multiples of the load that it has in a cluster of `num_replicas`,
+        with the first `num_requests` requests of the window. Return the points of this load curve.
 
         Empty if `num_requests` is 0, or these requests all arrive at the same time.
         """

@@ -56,8 +56,8 @@ class ClusterResult:
     Attributes:
         ttft_p99_s: The nearest-rank p99 over all requests; infinite if more than 1 % got no token.
             The same holds for `ttft_p50_s` with 50 %.
-        smooth_share: The share of all requests that have a token and 99 % of their gaps between
-            tokens within the ITL target.
+        smooth_share: The share of requests with at least one token and at least 99 % of the gaps
+            between their tokens within the ITL target.
         itl_p99_s: The p99 of all gaps of all requests, for comparison with benchmarks; not a
             target.
         misses: Names of the targets that are not met: "p99 TTFT", "p99 ITL", "good share".
@@ -83,8 +83,8 @@ class ClusterResult:
 
 
 def evaluate(run: ClusterRun, target: PlanTarget) -> ClusterResult:
-    """Return the result of a finished run. Raises ValueError if the ITL target of the run's
-    settings, against which it counted slow gaps, is not `itl_p99_s`.
+    """Return the result of a finished run. Raises ValueError if the run counted slow gaps with an
+    ITL target other than `target.itl_p99_s`.
     """
     if run.config.replica.targets.itl_s != target.itl_p99_s:
         raise ValueError("the run counted slow gaps with another target")

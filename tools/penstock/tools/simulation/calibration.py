@@ -2,12 +2,12 @@
 
 Input: JSON lines, each a `StepMeasure` (token counts and duration of one step). The fit minimises
 the squares of the relative residuals, so that long prefills do not dominate decode steps, over
-non-negative coefficients. The model has four coefficients, so there are only sixteen sets of
-non-zero ones, and all are tried. Steps that took far longer than predicted (the first steps, pauses
-of the machine) are excluded and counted: the bound is six robust standard deviations, three to six
-being usual (Huber and Ronchetti, *Robust Statistics*), but at least half the predicted time.
-Finally all coefficients are scaled so that the predicted total time of the remaining steps equals
-the measured one, because throughput depends on the total time.
+non-negative coefficients. The model has only four, so each of their 15 non-empty subsets is fitted,
+with the other coefficients 0, and the best fit is taken. Steps that took far longer than predicted
+(the first steps, pauses of the machine) are excluded and counted: those whose excess is above six
+robust standard deviations (three to six are usual: Huber and Ronchetti, *Robust Statistics*) and
+above half the predicted time. Finally all coefficients are scaled so that the predicted total time
+of the remaining steps equals the measured one, because throughput depends on the total time.
 """
 
 import itertools
@@ -133,8 +133,8 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
 def _robust_fit(
     columns: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the coefficients, float64 [4], and which steps are no outliers and were fitted, bool
-    [n].
+    """Return the coefficients, float64 [4], and which steps were fitted because they are not
+    outliers, bool [n].
 
     Every round minimises the squares of the residuals divided by the times that the previous round
     predicted. The first round divides by the measured times, which reduces the effect of pauses.

@@ -78,8 +78,8 @@ def simulate_cluster(
     """Replay a trace, which must be in order of arrival, until every request has ended. Raises
     SimulationStuck.
 
-    The trace is read as a stream. `on_progress` is called about twice per second. `router` None:
-    the router that the settings name.
+    The trace is read as a stream. `on_progress` is called when requests arrive, at most twice per
+    second, and at the end. `router` None: the router that the settings name.
     """
     start_s, start_cpu_s = time.monotonic(), time.process_time()
     cluster = _Cluster(config, router)

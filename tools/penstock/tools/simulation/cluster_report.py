@@ -51,9 +51,10 @@ class ClusterSummary:
     """The summary of a whole run, and one of each replica.
 
     `total`: the summary of all requests. Its `kv_utilisation` is the mean over all replicas (0 for
-    one without requests), its `kv_waste` the mean weighted by used blocks, its `kv_utilisation_max`
-    the maximum. `replicas`: the summary of each replica that received requests, over the time from
-    that replica's first arrival to its last end; `numbers` has the indexes of these replicas.
+    one without requests), its `kv_waste` the mean over the replicas, weighted by used blocks, and
+    its `kv_utilisation_max` their maximum. `replicas`: the summary of each replica that received
+    requests, over the time from that replica's first arrival to its last end. `numbers`: the
+    indexes of these replicas.
     """
 
     total: Summary

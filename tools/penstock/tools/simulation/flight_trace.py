@@ -1,4 +1,4 @@
-"""Converts a flight recording (the steps and requests that a service's engine recorded) to a trace
+"""Converts a flight record (the steps and requests that a service's engine recorded) to a trace
 to replay, and to steps for fitting the cost model.
 
 A recording does not contain the common prefixes of prompts, so replayed prompts share none.
@@ -33,7 +33,7 @@ class FlightTrace:
 
 
 def is_flight_file(path: Path) -> bool:
-    """Return whether a file has the header of a flight recording. Raises OSError.
+    """Return whether a file has the header of a flight record. Raises OSError.
 
     Returns False for anything but a regular file, without opening it: a pipe, for example, cannot
     be read twice.
@@ -86,10 +86,10 @@ def flight_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the steps of a recording: counts float64 [n, 3] (prefill tokens, decode rows, context
     tokens) and durations in seconds, float64 [n].
 
-    If the engine had work since the previous step, a step is measured from the end of that step,
-    which includes the overhead of the service between them; otherwise from its own start. Raises
-    OSError; FlightError for an invalid recording or a self-paced executor (one that does its own
-    batching).
+    If the engine still had work after the previous step, a step is measured from the end of that
+    step, so it includes the overhead between the two; otherwise it is measured from its own start.
+    Raises OSError; FlightError for an invalid recording or a self-paced executor (one that does its
+    own batching).
     """
     recording = FlightReader(path).recording()
     if recording.facts.is_self_paced:
@@ -130,8 +130,8 @@ def _failed_for_capacity(history: RequestHistory) -> bool:
 def _output_so_far(history: RequestHistory, collected_s: NDArray[np.float64]) -> int:
     """Return the output tokens so far of an unfinished request.
 
-    These are the tokens counted by its last event, and one for each step since its first token
-    after its last admission.
+    This is the number in the request's last event with a count, plus one token for each step since
+    the first token after its last admission.
     """
     num_output = history.num_output_tokens
     first_s = history.slot_intervals[-1].first_token_s if history.slot_intervals else np.nan

@@ -1,4 +1,4 @@
-"""Holds requests back before the engine, to simulate static and dynamic batching.
+"""Holds requests back in front of the engine, to simulate static and dynamic batching.
 
 Static batching waits for a full batch and runs it to its end before the next one starts. Dynamic
 batching does the same, but waits for a limited time. Both use the production engine, which releases

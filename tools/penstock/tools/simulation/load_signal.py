@@ -1,6 +1,6 @@
 """Computes the load of each replica as a load balancer sees it, after a delay.
 
-Counts the requests that were sent to a replica and have not ended, as of some time ago. The
+The load is computed from the requests that were sent to a replica and have not ended. The
 simulation does not query the replicas, because all requests pass through the balancer.
 """
 

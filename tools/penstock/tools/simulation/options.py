@@ -1,4 +1,4 @@
-"""Adds and reads the flags for traces and simulated servers of the commands that simulate.
+"""Adds and reads flags that `simulate` and `plan` share: those of traces and simulated servers.
 
 Most flags are generated from the settings of the simulation. The simulation package is imported
 only when a command runs.
@@ -53,7 +53,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="a trace file, optionally compressed (.gz), or a flight recording",
+        help="a trace file, optionally compressed (.gz), or a flight record",
     )
     source.add_argument(
         "--synthetic",
@@ -239,7 +239,7 @@ def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
 
     if args.trace is not None and is_flight_file(args.trace):
         if args.format is not None:
-            raise UsageError(f"--format: {args.trace} is a flight recording, not {args.format}")
+            raise UsageError(f"--format: {args.trace} is a flight record, not {args.format}")
         return flight_trace_of(args.trace)
     if args.trace is not None:
         return read_trace(args.trace, TraceFormat(args.format) if args.format else None)
@@ -284,7 +284,7 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """Return the requests of a flight recording; print their number and that of the omitted ones on
+    """Return the requests of a flight record; print their number and that of the omitted ones on
     stderr. Raises UsageError, OSError.
     """
     from penstock.server.observe.flight.layout import FlightError
@@ -295,7 +295,7 @@ def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
     except FlightError as error:
         raise UsageError(f"{path}: {error}") from error
     print(
-        f"{path}: a flight recording of {len(trace.requests):,} requests,"
+        f"{path}: a flight record of {len(trace.requests):,} requests,"
         f" {trace.num_left_out:,} left out; common prefixes of prompts are not recorded",
         file=sys.stderr,
     )
@@ -303,7 +303,7 @@ def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
 
 
 def calibrate_from_flight(path: Path) -> "Calibration":
-    """Fit the cost model to the steps of a flight recording. Raises UsageError, OSError."""
+    """Fit the cost model to the steps of a flight record. Raises UsageError, OSError."""
     from penstock.tools.simulation.calibration import fit_cost
     from penstock.tools.simulation.flight_trace import flight_steps
 
@@ -341,8 +341,8 @@ def check_report_options(args: argparse.Namespace) -> None:
 
 def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
     """Write PNG plots into the report's folder if --png is given, or if matplotlib is installed and
-    --no-png is not given; print the folder on stderr. `command`: the name printed before it. Raises
-    UsageError, OSError.
+    --no-png is not given; print the folder on stderr. `command`: the name printed before the
+    folder. Raises UsageError, OSError.
     """
     from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
 

@@ -58,8 +58,8 @@ class RunRecorder:
         """Fill this new recorder with the merged measurements of other recorders, which must be
         flushed and have the same settings.
 
-        `sources` int64 [n]: index of the recorder that has request i of the merged run. `samples`
-        are not merged. May widen the bins of the other recorders.
+        `sources` int64 [n]: entry i is the index of the recorder that has request i of the merged
+        run. `samples` are not merged. May widen the bins of the other recorders.
         """
         self.table = RequestColumns.merged([recorder.table for recorder in recorders], sources)
         self._widen(max(recorder.timeline_bin_s for recorder in recorders))

@@ -70,8 +70,8 @@ class RequestColumns:
     def merged(
         cls, tables: "Sequence[RequestColumns]", sources: NDArray[np.int64]
     ) -> "RequestColumns":
-        """Return a table with the rows of all tables; row i is the next unused row of table
-        `sources[i]`. `sources` int64 [n].
+        """Return a table with the rows of all tables. Row i is the next row of table `sources[i]`
+        that was not used yet. `sources` int64 [n].
         """
         merged = cls()
         merged._num = len(sources)
@@ -150,8 +150,8 @@ def _in_order(rows: NDArray[np.int64], columns: list[NDArray[_Scalar]]) -> NDArr
 def _renumbered(
     columns: list[NDArray[np.int64]], names: list[list[str]], number_of: Callable[[str], int]
 ) -> list[NDArray[np.int64]]:
-    """Return each table's column, whose entries are indexes into the table's `names`, with the
-    entries replaced by the indexes that `number_of` returns for the names.
+    """Return the columns with new indexes. Each entry of a column is an index into its table's
+    `names`; it is replaced by what `number_of` returns for that name.
     """
     return [
         np.array([number_of(name) for name in its_names], dtype=np.int64)[column]

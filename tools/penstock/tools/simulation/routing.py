@@ -68,8 +68,8 @@ class RouterKind(enum.StrEnum):
 class RoutingConfig:
     """How requests are distributed. Raises SettingError naming the field.
 
-    `load_signal`, `load_signal_delay_s`: how a replica's load is measured, for all routers except
-    ROUND_ROBIN (see `LoadAccount`). The fields after them apply to PREFIX_AWARE only.
+    `load_signal`, `load_signal_delay_s`: how a replica's load is measured (see `LoadAccount`); not
+    used by ROUND_ROBIN. The fields after these two apply to PREFIX_AWARE only.
     """
 
     router: RouterKind = setting(RouterKind.ROUND_ROBIN, "routing", "rule that chooses a replica")
@@ -160,8 +160,8 @@ class LeastLoaded:
 
 
 class PrefixAware:
-    """Chooses, among the replicas that are not overloaded, the one that was sent the longest prefix
-    of the prompt before; among equals, the one with the lowest load.
+    """Chooses, among the replicas that are not overloaded, the one that already received the
+    longest prefix of the prompt; among equals, the one with the lowest load.
 
     A replica is overloaded if its load is above `factor` times the lowest load and more than
     `slack` above it. Both thresholds are those of SGLang's cache-aware router, which ignores
@@ -170,9 +170,9 @@ class PrefixAware:
     (Mirrokni, Thorup and Zadimoghaddam, SODA 2018), so that one overloaded replica does not disable
     prefix routing for the others.
 
-    A prefix shorter than the share `min_share` of the prompt counts as none, as in SGLang's router.
-    Otherwise a prefix common to all prompts would send all requests to one replica.
-    `max_index_tokens`: number of prompt tokens in the index of each replica's prefixes.
+    A prefix is ignored if its share of the prompt's tokens is below `min_share`, as in SGLang's
+    router. Otherwise a prefix common to all prompts would send all requests to one replica.
+    `max_index_tokens`: maximum number of prompt tokens in the index of each replica's prefixes.
     """
 
     def __init__(

@@ -46,17 +46,17 @@ class BatchingPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """The settings of one simulated server. Raises SettingError naming the field, also for limits
-    of the engine.
+    """The settings of one simulated server. Raises SettingError naming the field, also if a value
+    is not valid for the engine.
 
-    The upper bounds reject values that would exhaust memory.
+    The upper bounds of the settings reject values that would exhaust memory.
 
     Attributes:
         scheduler: All scheduler settings except the order, which the policy sets; by default the
             queue is unbounded.
         max_tokens: The `max_tokens` of requests, or their output length if that is greater; a
-            shorter output ends by a stop id. None: `max_tokens` is the output length, as with
-            `ignore_eos`, so the scheduler has every output length in advance.
+            shorter output ends with a stop result. None: a request's `max_tokens` is its output
+            length, as with `ignore_eos`, so the scheduler has every output length in advance.
         timeline_bin_s: Width of the bins in which output tokens are counted, seconds.
         sample_every_steps: Number of steps per sample of KV cache use and queue length.
     """

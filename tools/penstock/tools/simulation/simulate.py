@@ -64,7 +64,8 @@ def simulate(
     """Replay a trace, which must be in order of arrival, until every request has ended. Raises
     SimulationStuck.
 
-    The trace is read as a stream. `on_progress` is called about twice per second.
+    The trace is read as a stream. `on_progress` is called when requests arrive, at most twice per
+    second, and at the end.
     """
     recorder = RunRecorder(
         slow_gap_s=config.targets.itl_s,

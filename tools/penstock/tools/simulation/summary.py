@@ -306,8 +306,8 @@ def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
 def served_ratio(
     table: RequestColumns, service: NDArray[np.float64], timeline_bin_s: float
 ) -> float | None:
-    """Return the ratio of the largest to the smallest service of a tenant, over the time bins at
-    whose start and end every tenant had requests waiting.
+    """Return the service of the tenant that received most, divided by that of the tenant that
+    received least, over the time bins at whose start and end every tenant had requests waiting.
 
     `service` float64 [bins, tenants]: see `tenant_service`. 1: equal service; infinite: a tenant
     got no service. None with fewer than two tenants, or without such a bin.

@@ -22,9 +22,9 @@ from penstock.tools.simulation.trace_formats import check_unique
 class TransformConfig:
     """Changes to a trace. Raises SettingError naming the field.
 
-    `load`: factor by which the arrival rate is multiplied. `start_s`, `end_s`: the window, in times
-    of the trace, of which `start_s` becomes 0. `tenants`: if given, they replace those of the
-    trace, at random by their shares. Deadlines are seconds after arrival.
+    `load`: factor by which the arrival rate is multiplied. `start_s`, `end_s`: the window, as times
+    in the trace; `start_s` becomes time 0. `tenants`: if given, each request is assigned to one of
+    them, drawn at random by their shares. Deadlines are seconds after arrival.
     """
 
     load: float = setting(1.0, "trace", "factor of the arrival rate", at_least=1e-6, at_most=1e6)

@@ -1,1 +1,1 @@
-"""`penstock timeline`: converts a flight recording to a Perfetto trace and a summary."""
+"""`penstock timeline`: converts a flight record to a Perfetto trace and a summary."""

@@ -1,4 +1,4 @@
-"""`penstock timeline`: converts a flight recording to a Perfetto trace and prints a summary."""
+"""`penstock timeline`: converts a flight record to a Perfetto trace and prints a summary."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EXIT_CODES = """\
 exit codes:
   0    done
-  2    bad usage, or a file that is not a flight recording
+  2    bad usage, or a file that is not a flight record
   5    a file could not be read or written
   70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C
@@ -32,12 +32,12 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `timeline` to the command line."""
     parser = subparsers.add_parser(
         "timeline",
-        help="convert a flight recording to a timeline of steps and requests",
-        description="Convert a flight recording to a trace for ui.perfetto.dev and\n"
+        help="convert a flight record to a timeline of steps and requests",
+        description="Convert a flight record to a trace for ui.perfetto.dev and\n"
         "chrome://tracing: tracks for slots, steps, the queue, KV blocks. See docs/timeline.md.",
         epilog=_EXIT_CODES,
     )
-    parser.add_argument("file", metavar="FILE", help="a flight recording; - for standard input")
+    parser.add_argument("file", metavar="FILE", help="a flight record; - for standard input")
     parser.add_argument(
         "-o",
         "--output",

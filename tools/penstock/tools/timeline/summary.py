@@ -1,4 +1,4 @@
-"""Summarises a flight recording (the steps and requests that an engine recorded).
+"""Summarises a flight record (the steps and requests that an engine recorded).
 
 The summary contains duration, speed, errors of predicted step times, and waits. Does no I/O.
 """

@@ -36,10 +36,10 @@ class CrashDetector:
 
     async def after_check(self, left_s: float) -> str:
         """Return one sentence on what happened to the engine since the last call; "" if it still
-        serves, or if none served at the last call.
+        serves, or if no engine served at the last call.
 
-        In these two cases, returns at once. Otherwise waits until an engine serves, for at most
-        `left_s` seconds and at most MAX_RECOVERY_S; if none serves then, sets `is_lost`.
+        If the engine of the last call does not serve, waits until one does, for at most `left_s`
+        seconds and at most MAX_RECOVERY_S. If none serves by then, sets `is_lost`.
         """
         before_s = self._ready_at_s
         now_s = await self._ready_time()

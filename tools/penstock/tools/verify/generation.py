@@ -116,7 +116,7 @@ async def _stop_string(subject: Subject) -> str:
 
 def _stop_string_in(text: str) -> str:
     """Return three consecutive printable characters from the second half of `text`, to be used as
-    stop string. Raises CheckSkipped if there are none that do not also begin the text.
+    stop string. They must not be the start of the text. Raises CheckSkipped if there are none.
     """
     for start in range(len(text) // 2, len(text) - 3):
         piece = text[start : start + 3]

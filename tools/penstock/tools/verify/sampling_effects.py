@@ -44,8 +44,8 @@ _FREE: GenerationOptions = {
 
 
 def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
-    """Return the function of a check that sampling with the option in `cut`, at its strictest
-    value, gives only likeliest tokens even at a high temperature.
+    """Return the function of a check for a truncation option. `cut` has the option with its
+    strictest value, at which sampling must give only likeliest tokens, even at a high temperature.
     """
 
     async def run(subject: Subject) -> str:

@@ -128,8 +128,8 @@ class Subject:
         on_event: Callable[[Event, Transcript], None] | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Transcript:
-        """Generate to the end; return the transcript. `prompt` None: a default one. `on_event` is
-        called with every event and the transcript so far.
+        """Send a request, read its stream to the end, and return the transcript. `prompt` None: a
+        default one. `on_event` is called with every event and the transcript so far.
 
         Raises PenstockError as the client does.
         """

@@ -1,4 +1,4 @@
-"""Reconstructs the history of each request in a flight recording: when it waited in the queue, when
+"""Reconstructs the history of each request in a flight record: when it waited in the queue, when
 it was in a slot, and how it ended.
 
 Uses the recorded events. A ring buffer loses its oldest rows, so the beginning of a history may be

@@ -209,7 +209,7 @@ class Geometry:
         `num_bytes` is not the size that the header implies (the recording is truncated).
         """
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
-            raise FlightError("is not a flight recording")
+            raise FlightError("is not a flight record")
         version, header_bytes, *rows, num_facts_bytes = SIZES.unpack_from(header, SIZES_OFFSET)
         if version != LAYOUT_VERSION:
             raise FlightError(f"is of layout {version}, not {LAYOUT_VERSION}")

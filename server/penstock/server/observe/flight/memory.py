@@ -65,7 +65,7 @@ def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry
     """
     num_bytes = os.fstat(fd).st_size
     if num_bytes < HEADER_BYTES:
-        raise FlightError("is not a flight recording")
+        raise FlightError("is not a flight record")
     access = mmap.ACCESS_WRITE if is_writer else mmap.ACCESS_READ
     mapped = mmap.mmap(fd, num_bytes, access=access)
     try:

@@ -1,4 +1,4 @@
-"""Reads a flight recording: the memory while an engine writes to it, a copy of it, or a file.
+"""Reads a flight record: the memory while an engine writes to it, a copy of it, or a file.
 
 Readers never get partial rows: counts are read before and after the rows are copied, and rows that
 may have been overwritten are dropped. Readers never block the writer.

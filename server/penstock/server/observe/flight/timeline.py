@@ -1,4 +1,4 @@
-"""Converts a flight recording to a trace for ui.perfetto.dev and chrome://tracing.
+"""Converts a flight record to a trace for ui.perfetto.dev and chrome://tracing.
 
 Defines the tracks of the trace, in three groups. The engine: steps, planning, result processing,
 and counters of blocks, requests and tokens. The slots: a slice for each interval of a request in a

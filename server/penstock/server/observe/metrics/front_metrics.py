@@ -44,12 +44,13 @@ class FrontMetrics:
     """Updates the tables from the heartbeats of the fronts. If a front ends, also from its records
     that are newer than its last heartbeat.
 
-    `methods` are the RPC methods of a gateway, in addition to those of Penstock.
+    `methods` are the full names of the RPC methods that carry requests; the first one has series
+    from the start.
     """
 
-    def __init__(self, tables: MetricTables, methods: Collection[str] = ()) -> None:
+    def __init__(self, tables: MetricTables, methods: Sequence[str]) -> None:
         self._tables = tables
-        self._methods = labels.METHODS.union(methods)
+        self._methods = methods
         self._fronts: dict[int, _FrontCounts] = {}
         self._disconnected: OrderedDict[int, _FrontCounts] = OrderedDict()
         self._drop_reasons: set[str] = set(labels.DROP_REASONS)
@@ -59,9 +60,9 @@ class FrontMetrics:
             tables.counter(catalogue.ADMISSION_REJECTED).begin(reason)
         for reason in sorted(self._drop_reasons):
             tables.counter(catalogue.RECORDS_DROPPED).begin(reason)
-        generate = "penstock.v1.GenerationService/Generate"
-        for finish_reason in sorted(labels.FINISH_REASONS):
-            tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
+        for method in methods[:1]:
+            for finish_reason in sorted(labels.FINISH_REASONS):
+                tables.counter(catalogue.REQUESTS).begin(method, "OK", labels.NONE, finish_reason)
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:
         """Count the outcomes of the records by front. These counts are added to the metrics only if

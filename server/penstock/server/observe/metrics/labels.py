@@ -18,27 +18,6 @@ from penstock.server.observe.status_codes import STATUS_NAMES
 OTHER: Final = "other"
 NONE: Final = "none"
 
-METHODS: Final = frozenset(
-    f"penstock.v1.{method}"
-    for method in (
-        "GenerationService/Generate",
-        "GenerationService/GenerateOnce",
-        "GenerationService/Multiplex",
-        "GenerationService/Resume",
-        "GenerationService/Cancel",
-        "ModelService/ListModels",
-        "ModelService/GetModel",
-        "ModelService/Tokenize",
-        "ModelService/Detokenize",
-        "ModelService/LoadModel",
-        "ModelService/UnloadModel",
-        "ModelService/WatchModels",
-        "ModelService/SetModelAlias",
-        "ModelService/LoadAdapter",
-        "ModelService/UnloadAdapter",
-        "ModelService/ListAdapters",
-    )
-)
 REASONS: Final = frozenset(reason.value for reason in ErrorReason)
 FINISH_REASONS: Final = frozenset(reason.name for reason in FinishReason)
 ADMISSION_REJECTIONS: Final = frozenset(

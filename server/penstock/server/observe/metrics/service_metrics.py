@@ -78,9 +78,10 @@ class ServiceMetrics(ServiceListener, Collector):
     collector.
 
     `model` is the value of the label `model` of all series; model names sent by clients are not
-    used. `tenants` are the tenants with separate series. `gateway_methods` are the RPC methods of a
-    gateway, in addition to those of Penstock. `trace_counts`, `processes` and `load` are called
-    when metrics are collected. Without `load`, the load of the engine is that of its last step.
+    used. `tenants` are the tenants with separate series. `methods` are the full names of the RPC
+    methods that carry requests; the first one has series from the start. `trace_counts`,
+    `processes` and `load` are called when metrics are collected. Without `load`, the load of the
+    engine is that of its last step.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ServiceMetrics(ServiceListener, Collector):
         model: str,
         version: str = "",
         tenants: Collection[str] = (),
-        gateway_methods: Collection[str] = (),
+        methods: Sequence[str] = (),
         trace_counts: TraceCounts = _no_counts,
         processes: Processes = _no_processes,
         load: Load = _no_load,
@@ -98,7 +99,7 @@ class ServiceMetrics(ServiceListener, Collector):
         self._tables = MetricTables({"model": model})
         self._requests = RequestMetrics(self._tables, tenants)
         self._steps = StepMetrics(self._tables)
-        self._fronts = FrontMetrics(self._tables, gateway_methods)
+        self._fronts = FrontMetrics(self._tables, methods)
         self._usage = ProcessUsage(self._tables, processes)
         self._load = load
         self._trace_counts = trace_counts

@@ -94,7 +94,9 @@ class LlmRequest:
         return bool(self.generated) and bool(self.blocks) and self.num_tokens_to_compute == 1
 
     def end_of(self, token: int, max_seq_len: int) -> FinishReason:
-        """Return the finish reason that the newest token causes."""
+        """Return the finish reason that the newest token causes; NOT_FINISHED if it does not end
+        the request.
+        """
         if token == self.end_id:
             return FinishReason.END_ID
         if token in self.stop_ids:

@@ -101,7 +101,7 @@ class PyExecutor:
         """
         with self._changed:
             self._num_allowed += count
-            # One that began before the pause may still run; it is none of the allowed.
+            # An iteration that began before the pause may still run; it does not count.
             last = self.iteration + self._is_running + self._num_allowed
             self._changed.notify_all()
         self.wait_for_iteration(last, timeout_s)

@@ -1,4 +1,4 @@
-"""The files of flight recordings: their permissions, how many are kept, and that none is
+"""The files of flight records: their permissions, how many are kept, and that none is
 incomplete.
 """
 

@@ -223,8 +223,8 @@ def test_a_writer_in_another_process_is_read_while_it_runs_and_after_it_was_kill
 def test_data_that_is_no_recording_is_rejected(tmp_path: Path) -> None:
     data = _copy()
     cases = {
-        b"": "is not a flight recording",
-        b"x" * 10_000: "is not a flight recording",
+        b"": "is not a flight record",
+        b"x" * 10_000: "is not a flight record",
         data[:-1]: "truncated",
         data + b"x": "truncated",
         data[:16] + b"\x09" + data[17:]: "layout 9",

@@ -1,4 +1,4 @@
-"""A flight recording is converted to a Chrome trace file for Perfetto, with tracks, counters and
+"""A flight record is converted to a Chrome trace file for Perfetto, with tracks, counters and
 flow events. It includes requests that have not ended.
 """
 

@@ -6,12 +6,12 @@ import pytest
 
 from penstock.server.observe.metrics.exposition import DIALECTS, Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metric_samples import read
+from support.metric_samples import read, service_metrics
 from support.reports import heartbeat, outcome, record, steps
 
 
 def reported() -> ServiceMetrics:
-    metrics = ServiceMetrics(model="demo")
+    metrics = service_metrics()
     metrics.add_records([record(ttft_s=0.25), record(ttft_s=0.5, code=13)])
     metrics.add_heartbeat(
         heartbeat(
@@ -60,11 +60,11 @@ def test_aliases_are_reported_only_if_configured() -> None:
 
 @pytest.mark.parametrize("compat", sorted(DIALECTS))
 def test_every_alias_is_reported_from_the_start(compat: str) -> None:
-    reported_names = {name for name, _ in read(ServiceMetrics(model="demo"), compat)}
+    reported_names = {name for name, _ in read(service_metrics(), compat)}
     for alias in DIALECTS[compat].aliases:
         assert {alias.name, f"{alias.name}_count"} & reported_names, alias.name
 
 
 def test_an_unknown_dialect_is_rejected() -> None:
     with pytest.raises(ValueError, match="compat must be one of trtllm, gen_ai"):
-        Exposition(ServiceMetrics(model="demo")).render("", "vllm")
+        Exposition(service_metrics()).render("", "vllm")
