@@ -107,9 +107,9 @@ func (m *Multiplex) GenerateWithCredit(
 // Any goroutine may call it.
 func (s *Stream) Grant(ctx context.Context, numTokens uint32) error {
 	s.mu.Lock()
-	lane, ok := s.source.(*laneSource)
+	multiplexed, ok := s.source.(*multiplexedSource)
 	s.mu.Unlock()
-	if !ok || lane.topUp != 0 {
+	if !ok || multiplexed.topUp != 0 {
 		return &Error{
 			Code:    codes.FailedPrecondition,
 			Message: "the stream was not started by GenerateWithCredit, or was resumed without credit",
@@ -118,7 +118,7 @@ func (s *Stream) Grant(ctx context.Context, numTokens uint32) error {
 	if numTokens == 0 {
 		return &Error{Code: codes.InvalidArgument, Message: "numTokens: must be at least 1"}
 	}
-	return lane.grant(ctx, numTokens)
+	return multiplexed.grant(ctx, numTokens)
 }
 
 // submit starts a request, on a new call if the current call does not accept it. topUp is the
@@ -148,26 +148,26 @@ func (m *Multiplex) submit(
 	case <-ctx.Done():
 		return nil, contextEnded(ctx.Err())
 	}
-	lane, err := call.join(topUp)
-	if lane == nil {
+	multiplexed, err := call.join(topUp)
+	if multiplexed == nil {
 		call.retire()
 		call = m.newCall()
-		lane, err = call.join(topUp)
+		multiplexed, err = call.join(topUp)
 	}
 	m.current <- call
-	if lane == nil {
+	if multiplexed == nil {
 		return nil, err
 	}
-	submit.Key = lane.key
+	submit.Key = multiplexed.key
 	err = call.send(ctx, &pb.MultiplexRequest{
 		Command: &pb.MultiplexRequest_Submit{Submit: submit},
 	})
 	if err != nil {
-		call.forget(lane)
+		call.forget(multiplexed)
 		return nil, err
 	}
-	go lane.watch(ctx)
-	return &laneSource{lane: lane, ctx: ctx}, nil
+	go multiplexed.watch(ctx)
+	return &multiplexedSource{multiplexedRequest: multiplexed, ctx: ctx}, nil
 }
 
 // Maximum size that the key and the tags add to a request.

@@ -20,7 +20,7 @@ type multiplexCall struct {
 	unused   chan struct{} // closed when nothing more will be sent
 
 	mu         sync.Mutex
-	lanes      map[uint64]*lane
+	requests   map[uint64]*multiplexedRequest
 	left       map[uint64]struct{} // cancelled by this client, and not ended by the server yet
 	lastKey    uint64
 	numSending int
@@ -35,7 +35,7 @@ func (m *Multiplex) newCall() *multiplexCall {
 		commands: make(chan *pb.MultiplexRequest),
 		done:     make(chan struct{}),
 		unused:   make(chan struct{}),
-		lanes:    make(map[uint64]*lane),
+		requests: make(map[uint64]*multiplexedRequest),
 		left:     make(map[uint64]struct{}),
 		expires:  time.Now().Add(m.config.MaxCallAge),
 	}
@@ -88,9 +88,9 @@ func (c *multiplexCall) write(stream pb.GenerationService_MultiplexClient) {
 	}
 }
 
-// join opens a lane. If it returns no lane, the call accepts no new requests; the error is the
+// join adds a request. If it returns none, the call accepts no new requests; the error is the
 // reason why the call has ended, if it has. A nil call accepts no requests.
-func (c *multiplexCall) join(topUp uint32) (*lane, error) {
+func (c *multiplexCall) join(topUp uint32) (*multiplexedRequest, error) {
 	if c == nil {
 		return nil, nil
 	}
@@ -104,12 +104,12 @@ func (c *multiplexCall) join(topUp uint32) (*lane, error) {
 		return nil, nil
 	}
 	c.lastKey++
-	l := &lane{
+	request := &multiplexedRequest{
 		call: c, key: c.lastKey, topUp: topUp,
 		pending: make(chan struct{}, 1), over: make(chan struct{}),
 	}
-	c.lanes[l.key] = l
-	return l, nil
+	c.requests[request.key] = request
+	return request, nil
 }
 
 // retire makes the call accept no new requests.
@@ -148,30 +148,30 @@ func (c *multiplexCall) send(ctx context.Context, command *pb.MultiplexRequest) 
 	}
 }
 
-// forget removes a lane whose request was never sent.
-func (c *multiplexCall) forget(l *lane) {
+// forget removes a request that was never sent.
+func (c *multiplexCall) forget(request *multiplexedRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.lanes, l.key)
+	delete(c.requests, request.key)
 	c.endIfUnused()
 }
 
-// leave removes a lane that is no longer read, and cancels its request if it is still open.
-func (c *multiplexCall) leave(l *lane) {
-	if c.abandon(l) {
+// leave removes a request that is no longer read, and cancels it if it is still open.
+func (c *multiplexCall) leave(request *multiplexedRequest) {
+	if c.abandon(request) {
 		// If this fails, the call has ended, and the request with it.
-		_ = c.send(context.Background(), l.cancelCommand())
+		_ = c.send(context.Background(), request.cancelCommand())
 	}
 }
 
-// abandon removes a lane without ending its request. It returns whether the request was still open.
-func (c *multiplexCall) abandon(l *lane) bool {
+// abandon removes a request without ending it. It returns whether it was still open.
+func (c *multiplexCall) abandon(request *multiplexedRequest) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, isOpen := c.lanes[l.key]
+	_, isOpen := c.requests[request.key]
 	if isOpen {
-		delete(c.lanes, l.key)
-		c.left[l.key] = struct{}{}
+		delete(c.requests, request.key)
+		c.left[request.key] = struct{}{}
 	}
 	return isOpen
 }
@@ -184,8 +184,8 @@ func (c *multiplexCall) receive(response *pb.MultiplexResponse) error {
 		key := event.GetKey()
 		failed, message := event.GetError(), event.GetResponse()
 		isFinal := failed != nil || message.GetFinished() != nil
-		l := c.lanes[key]
-		if l == nil {
+		request := c.requests[key]
+		if request == nil {
 			if _, isLeft := c.left[key]; !isLeft {
 				return streamBroken("an event of request %d, which is not open", key)
 			}
@@ -195,16 +195,16 @@ func (c *multiplexCall) receive(response *pb.MultiplexResponse) error {
 			continue
 		}
 		if isFinal {
-			delete(c.lanes, key)
+			delete(c.requests, key)
 		}
 		if failed != nil {
 			err := errorFromStatus(failed)
 			if err.HasReason(pb.ErrorReason_ERROR_REASON_DRAINING) {
 				c.isRetired = true
 			}
-			l.fail(err)
+			request.fail(err)
 		} else if message != nil {
-			l.put(message)
+			request.put(message)
 		}
 	}
 	c.endIfUnused()
@@ -213,7 +213,7 @@ func (c *multiplexCall) receive(response *pb.MultiplexResponse) error {
 
 // endIfUnused closes the sending side of a retired call after its last request. Requires mu.
 func (c *multiplexCall) endIfUnused() {
-	if c.isRetired && !c.isUnused && len(c.lanes) == 0 && c.numSending == 0 {
+	if c.isRetired && !c.isUnused && len(c.requests) == 0 && c.numSending == 0 {
 		c.isUnused = true
 		close(c.unused)
 	}
@@ -242,8 +242,8 @@ func (c *multiplexCall) end(ctx context.Context, client *Client, err error) {
 	defer c.mu.Unlock()
 	c.err = failed
 	close(c.done)
-	for _, l := range c.lanes {
-		l.fail(failed)
+	for _, request := range c.requests {
+		request.fail(failed)
 	}
-	c.lanes = make(map[uint64]*lane)
+	c.requests = make(map[uint64]*multiplexedRequest)
 }

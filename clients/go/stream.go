@@ -159,8 +159,8 @@ func (s *Stream) Cancel(ctx context.Context) error {
 	s.mu.Lock()
 	source, requestID := s.source, s.requestID
 	s.mu.Unlock()
-	if lane, ok := source.(*laneSource); ok {
-		return lane.cancel(ctx)
+	if multiplexed, ok := source.(*multiplexedSource); ok {
+		return multiplexed.cancel(ctx)
 	}
 	if requestID == "" {
 		return &Error{Code: codes.FailedPrecondition, Message: "the request's id is not known yet"}
@@ -181,8 +181,8 @@ func (s *Stream) Close() error {
 func (s *Stream) Detach() {
 	s.mu.Lock()
 	s.isDetached = true
-	if lane, ok := s.source.(*laneSource); ok {
-		lane.call.abandon(lane.lane)
+	if multiplexed, ok := s.source.(*multiplexedSource); ok {
+		multiplexed.call.abandon(multiplexed.multiplexedRequest)
 	}
 	s.mu.Unlock()
 	_ = s.Close()

@@ -9,38 +9,39 @@ namespace penstock {
 namespace {
 
 // A request on a Multiplex call, with the interface of a separate call.
-class LaneSource final : public Source {
+class MultiplexedSource final : public Source {
  public:
-  LaneSource(std::shared_ptr<MultiplexCall> call, std::shared_ptr<Lane> lane)
-      : call_(std::move(call)), lane_(std::move(lane)) {}
-  ~LaneSource() override { LaneSource::cancel(); }
+  MultiplexedSource(std::shared_ptr<MultiplexCall> call,
+                    std::shared_ptr<MultiplexedRequest> request)
+      : call_(std::move(call)), request_(std::move(request)) {}
+  ~MultiplexedSource() override { MultiplexedSource::cancel(); }
 
   bool wait_until(Clock::time_point until) override {
-    if (lane_->inbox.wait_until(std::min(until, lane_->deadline))) return true;
-    if (until < lane_->deadline) return false;
+    if (request_->inbox.wait_until(std::min(until, request_->deadline))) return true;
+    if (until < request_->deadline) return false;
     // The server enforces the deadline too; this is for a server that does not respond.
-    call_->drop(*lane_, deadline_passed);
+    call_->drop(*request_, deadline_passed);
     return true;
   }
 
   std::optional<v1::GenerateResponse> take() override {
     wait_until(Clock::time_point::max());
-    auto response = lane_->inbox.take();
-    if (response.has_value()) call_->taken(*lane_, response->tokens().num_tokens());
+    auto response = request_->inbox.take();
+    if (response.has_value()) call_->taken(*request_, response->tokens().num_tokens());
     return response;
   }
 
-  void cancel() noexcept override { call_->drop(*lane_, cancelled); }
+  void cancel() noexcept override { call_->drop(*request_, cancelled); }
   bool stop() override {
-    call_->stop(*lane_);
+    call_->stop(*request_);
     return true;
   }
-  void give_credit(std::uint32_t num_tokens) override { call_->give_credit(*lane_, num_tokens); }
+  void give_credit(std::uint32_t num_tokens) override { call_->give_credit(*request_, num_tokens); }
   std::multimap<std::string, std::string> initial_metadata() override { return {}; }
 
  private:
   std::shared_ptr<MultiplexCall> call_;
-  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<MultiplexedRequest> request_;
 };
 
 }  // namespace
@@ -67,8 +68,8 @@ void Multiplexer::begin(std::unique_ptr<grpc::ClientContext> context) {
 
 std::unique_ptr<Source> Multiplexer::submit(Submission submission) {
   const auto& call = calls_.back();
-  auto lane = call->submit(std::move(submission), Clock::now());
-  return std::make_unique<LaneSource>(call, std::move(lane));
+  auto request = call->submit(std::move(submission), Clock::now());
+  return std::make_unique<MultiplexedSource>(call, std::move(request));
 }
 
 }  // namespace penstock

@@ -66,7 +66,8 @@ bool MultiplexCall::has_ended() {
   return is_done_;
 }
 
-std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_point now) {
+std::shared_ptr<MultiplexedRequest> MultiplexCall::submit(Submission submission,
+                                                          Clock::time_point now) {
   if (submission.deadline <= now) throw Error(deadline_passed({}));
   // This field of the request is checked here, because it would end the call; the request was
   // checked before.
@@ -92,65 +93,67 @@ std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_p
                  .message = "the request has " + std::to_string(size) + " bytes; the limit is " +
                             std::to_string(options_.max_request_bytes)});
   }
-  auto lane = std::make_shared<Lane>();
-  lane->deadline = submission.deadline;
-  if (!submission.num_credit_tokens.has_value()) lane->top_up_tokens = std::max(1U, window / 2);
+  auto request = std::make_shared<MultiplexedRequest>();
+  request->deadline = submission.deadline;
+  if (!submission.num_credit_tokens.has_value()) request->top_up_tokens = std::max(1U, window / 2);
   bool is_to_write = false;
   {
     const std::lock_guard lock(mutex_);
-    lane->key = next_key_++;
-    submit->set_key(lane->key);
+    request->key = next_key_++;
+    submit->set_key(request->key);
     if (has_ended_ || takes_no_more_) {
       // It has ended since can_submit(), so the server has not received the request.
-      lane->inbox.end(Failure{.code = grpc::StatusCode::UNAVAILABLE,
-                              .message = "the Multiplex call ended before the request was sent"});
+      request->inbox.end(
+          Failure{.code = grpc::StatusCode::UNAVAILABLE,
+                  .message = "the Multiplex call ended before the request was sent"});
     } else {
-      lanes_.emplace(lane->key, lane);
+      requests_.emplace(request->key, request);
       is_to_write = enqueue(std::move(command));
     }
   }
   if (is_to_write) write();
-  return lane;
+  return request;
 }
 
-void MultiplexCall::taken(Lane& lane, std::uint32_t num_tokens) {
-  if (lane.top_up_tokens == 0) return;
+void MultiplexCall::taken(MultiplexedRequest& request, std::uint32_t num_tokens) {
+  if (request.top_up_tokens == 0) return;
   std::uint32_t num_due = 0;
   {
     const std::lock_guard lock(mutex_);
-    lane.num_taken_tokens += num_tokens;
-    if (lane.num_taken_tokens < lane.top_up_tokens) return;
-    num_due = std::exchange(lane.num_taken_tokens, 0);
+    request.num_taken_tokens += num_tokens;
+    if (request.num_taken_tokens < request.top_up_tokens) return;
+    num_due = std::exchange(request.num_taken_tokens, 0);
   }
-  give_credit(lane, num_due);
+  give_credit(request, num_due);
 }
 
-void MultiplexCall::give_credit(const Lane& lane, std::uint32_t num_tokens) {
+void MultiplexCall::give_credit(const MultiplexedRequest& request, std::uint32_t num_tokens) {
   bool is_to_write = false;
   {
     const std::lock_guard lock(mutex_);
-    is_to_write = lanes_.contains(lane.key) && enqueue(credit_command(lane.key, num_tokens));
-  }
-  if (is_to_write) write();
-}
-
-void MultiplexCall::stop(const Lane& lane) {
-  bool is_to_write = false;
-  {
-    const std::lock_guard lock(mutex_);
-    is_to_write = lanes_.contains(lane.key) && enqueue(cancel_command(lane.key));
+    is_to_write =
+        requests_.contains(request.key) && enqueue(credit_command(request.key, num_tokens));
   }
   if (is_to_write) write();
 }
 
-void MultiplexCall::drop(Lane& lane, Failure (*why)(std::string request_id)) {
+void MultiplexCall::stop(const MultiplexedRequest& request) {
   bool is_to_write = false;
   {
     const std::lock_guard lock(mutex_);
-    if (lanes_.erase(lane.key) == 0) return;
-    lane.inbox.end(why(lane.request_id), /*is_urgent=*/true);
-    left_.insert(lane.key);
-    is_to_write = enqueue(cancel_command(lane.key));
+    is_to_write = requests_.contains(request.key) && enqueue(cancel_command(request.key));
+  }
+  if (is_to_write) write();
+}
+
+void MultiplexCall::drop(MultiplexedRequest& request, Failure (*why)(std::string request_id)) {
+  bool is_to_write = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (requests_.erase(request.key) == 0) return;
+    request.inbox.end(why(request.request_id), /*is_urgent=*/true);
+    left_.insert(request.key);
+    is_to_write = enqueue(cancel_command(request.key));
   }
   if (is_to_write) write();
 }
@@ -176,7 +179,7 @@ bool MultiplexCall::enqueue(v1::MultiplexRequest command) {
 
 bool MultiplexCall::should_close() {
   const bool is_idle = !is_writing_ && !is_closing_ && !has_ended_;
-  if (!is_retired_ || !lanes_.empty() || !is_idle) return false;
+  if (!is_retired_ || !requests_.empty() || !is_idle) return false;
   is_closing_ = true;
   AddHold();
   return true;
@@ -239,8 +242,8 @@ void MultiplexCall::OnReadDone(bool is_there) {
 
 void MultiplexCall::hand_out(const v1::MultiplexEvent& event) {
   const bool is_last = event.has_error() || event.response().has_finished();
-  const auto found = lanes_.find(event.key());
-  if (found == lanes_.end()) {
+  const auto found = requests_.find(event.key());
+  if (found == requests_.end()) {
     const bool is_ours = left_.contains(event.key());
     if (is_last) left_.erase(event.key());
     if (!is_ours) {
@@ -251,28 +254,28 @@ void MultiplexCall::hand_out(const v1::MultiplexEvent& event) {
     }
     return;
   }
-  const auto lane = found->second;
-  if (is_last) lanes_.erase(found);
+  const auto request = found->second;
+  if (is_last) requests_.erase(found);
   if (event.has_response()) {
-    if (lane->request_id.empty()) lane->request_id = event.response().accepted().request_id();
-    lane->inbox.put(v1::GenerateResponse(event.response()));
-    if (is_last) lane->inbox.end({});
+    if (request->request_id.empty()) request->request_id = event.response().accepted().request_id();
+    request->inbox.put(v1::GenerateResponse(event.response()));
+    if (is_last) request->inbox.end({});
   } else if (event.has_error()) {
-    Failure failure = failure_of_status(event.error(), lane->request_id);
+    Failure failure = failure_of_status(event.error(), request->request_id);
     takes_no_more_ = takes_no_more_ || failure.reason == "DRAINING";
-    lane->inbox.end(std::move(failure));
+    request->inbox.end(std::move(failure));
   }
 }
 
 void MultiplexCall::OnDone(const grpc::Status& status) {
   const std::lock_guard lock(mutex_);
   const Failure failure = explained(status);
-  for (const auto& [key, lane] : lanes_) {
+  for (const auto& [key, request] : requests_) {
     Failure own = failure;
-    own.request_id = lane->request_id;
-    lane->inbox.end(std::move(own));
+    own.request_id = request->request_id;
+    request->inbox.end(std::move(own));
   }
-  lanes_.clear();
+  requests_.clear();
   has_ended_ = true;
   is_done_ = true;
   change_.notify_all();

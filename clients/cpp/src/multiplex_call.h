@@ -11,7 +11,7 @@
 namespace penstock {
 
 // One request on a call: its messages that were received and not taken yet, and its credit.
-struct Lane {
+struct MultiplexedRequest {
   std::uint64_t key = 0;
   Clock::time_point deadline = Clock::time_point::max();
   // 0: the caller grants the credit.
@@ -34,14 +34,14 @@ class MultiplexCall final
 
   [[nodiscard]] bool can_submit(Clock::time_point now);
   [[nodiscard]] bool has_ended();
-  std::shared_ptr<Lane> submit(Submission submission, Clock::time_point now);
+  std::shared_ptr<MultiplexedRequest> submit(Submission submission, Clock::time_point now);
   // Grants credit for the tokens taken, when there are enough for a message.
-  void taken(Lane& lane, std::uint32_t num_tokens);
-  void give_credit(const Lane& lane, std::uint32_t num_tokens);
+  void taken(MultiplexedRequest& request, std::uint32_t num_tokens);
+  void give_credit(const MultiplexedRequest& request, std::uint32_t num_tokens);
   // Requests the server to end the request, which then sends its last message.
-  void stop(const Lane& lane);
-  // Ends a lane with the error `why`, and its request if it is still open.
-  void drop(Lane& lane, Failure (*why)(std::string request_id));
+  void stop(const MultiplexedRequest& request);
+  // Ends a request with the error `why`, on the server too if it is still open.
+  void drop(MultiplexedRequest& request, Failure (*why)(std::string request_id));
   // Accepts no more requests. The call ends with its last request.
   void retire();
 
@@ -68,7 +68,7 @@ class MultiplexCall final
   std::mutex mutex_;
   std::condition_variable change_;
   Commands commands_{};
-  std::unordered_map<std::uint64_t, std::shared_ptr<Lane>> lanes_{};
+  std::unordered_map<std::uint64_t, std::shared_ptr<MultiplexedRequest>> requests_{};
   // Cancelled by this client, and not ended by the server yet.
   std::unordered_set<std::uint64_t> left_{};
   std::optional<Failure> broken_{};

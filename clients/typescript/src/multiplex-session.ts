@@ -10,7 +10,7 @@ import {
   type GenerateRequest,
 } from "./generated/penstock/v1/generation_service_pb.js";
 import { GenerationStream, type StreamPlan, type StreamSource } from "./generation-stream.js";
-import type { Lane } from "./multiplex-lanes.js";
+import type { MultiplexedRequest } from "./multiplexed-requests.js";
 import { Multiplexer, type MultiplexOptions } from "./multiplexer.js";
 import type { GenerateInit } from "./prompts.js";
 import type { Timing } from "./timing.js";
@@ -39,11 +39,15 @@ export type PlanStream = (
 
 /** A stream on a Multiplex call. */
 export class MultiplexStream extends GenerationStream {
-  readonly #lane: () => Lane | undefined;
+  readonly #request: () => MultiplexedRequest | undefined;
 
-  constructor(source: StreamSource, plan: StreamPlan, lane: () => Lane | undefined) {
+  constructor(
+    source: StreamSource,
+    plan: StreamPlan,
+    request: () => MultiplexedRequest | undefined,
+  ) {
     super(source, plan);
-    this.#lane = lane;
+    this.#request = request;
   }
 
   /** Allows the server to send this many more tokens. Throws before the stream is read. */
@@ -59,10 +63,10 @@ export class MultiplexStream extends GenerationStream {
     this.#begun().stop();
   }
 
-  #begun(): Lane {
-    const lane = this.#lane();
-    if (!lane) throw new Error("the stream has not started: read from it first");
-    return lane;
+  #begun(): MultiplexedRequest {
+    const request = this.#request();
+    if (!request) throw new Error("the stream has not started: read from it first");
+    return request;
   }
 }
 
@@ -100,7 +104,7 @@ export class MultiplexSession {
     // The output that the server holds back until a message is full must fit into the window.
     const minTokens = isManual ? 0 : 2 * (message.output?.minChunkTokens ?? 0);
     const credit = { windowTokens: Math.max(windowTokens, minTokens), isManual };
-    let lane: Lane | undefined;
+    let multiplexed: MultiplexedRequest | undefined;
     const begin = async (timeoutMs: number | undefined) => {
       const attempt = await this.#multiplexer.open({
         request: message,
@@ -108,11 +112,11 @@ export class MultiplexSession {
         context: options,
         timeoutMs,
       });
-      lane = attempt.lane;
+      multiplexed = attempt.request;
       return attempt;
     };
     const [source, plan] = this.#planStream(begin, message, options);
-    return new MultiplexStream(source, plan, () => lane);
+    return new MultiplexStream(source, plan, () => multiplexed);
   }
 
   /** Accepts no more requests. Started requests continue; the calls end with the last of them. */

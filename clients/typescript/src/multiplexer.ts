@@ -1,7 +1,7 @@
 /**
  * Requests over the Multiplex calls of one client: the current call, and older calls with open
- * requests. Owns the calls, their writes and the requests' timers. multiplex-lanes.ts routes events
- * to requests and decides when credit is granted.
+ * requests. Owns the calls, their writes and the requests' timers. multiplexed-requests.ts routes
+ * events to requests and decides when credit is granted.
  */
 
 import { clone, create } from "@bufbuild/protobuf";
@@ -27,11 +27,11 @@ import {
 import { SchedulingOptionsSchema } from "./generated/penstock/v1/options_pb.js";
 import {
   cancelCommand,
-  Lanes,
+  MultiplexedRequests,
   requestCancelled,
   type Credit,
-  type Lane,
-} from "./multiplex-lanes.js";
+  type MultiplexedRequest,
+} from "./multiplexed-requests.js";
 import { errorFrom } from "./status.js";
 import type { Timing } from "./timing.js";
 import type { Attempt, CallContext, Transport } from "./transport.js";
@@ -95,7 +95,7 @@ export class Multiplexer {
   }
 
   #usable(): MultiplexCall | undefined {
-    this.#calls = this.#calls.filter((call) => !call.lanes.hasEnded);
+    this.#calls = this.#calls.filter((call) => !call.requests.hasEnded);
     const nowMs = this.#timing.nowMs();
     for (const call of this.#calls) {
       if (call.canSubmit(nowMs)) return call;
@@ -114,7 +114,7 @@ export class Multiplexer {
 
 /** One Multiplex call. */
 class MultiplexCall {
-  readonly lanes = new Lanes();
+  readonly requests = new MultiplexedRequests();
   readonly #call: ClientDuplexStream<Buffer, MultiplexResponse>;
   readonly #expiresMs: number;
   #isRetired = false;
@@ -128,15 +128,15 @@ class MultiplexCall {
       this.headers = metadata;
     });
     call.on("data", (response: MultiplexResponse) => this.#receive(response));
-    call.on("error", (error) => this.lanes.end(multiplexError(errorFrom(error))));
-    call.on("end", () => this.lanes.end(multiplexEnded()));
+    call.on("error", (error) => this.requests.end(multiplexError(errorFrom(error))));
+    call.on("end", () => this.requests.end(multiplexEnded()));
   }
 
   canSubmit(nowMs: number): boolean {
     return !(
       this.#isRetired ||
-      this.lanes.hasEnded ||
-      this.lanes.isDraining ||
+      this.requests.hasEnded ||
+      this.requests.isDraining ||
       nowMs >= this.#expiresMs
     );
   }
@@ -148,12 +148,12 @@ class MultiplexCall {
     maxBytes: number,
   ): MultiplexAttempt {
     const { credit, timeoutMs } = submission;
-    const lane = this.lanes.open(credit, (command) => this.send(command));
+    const request = this.requests.open(credit, (command) => this.send(command));
     const command = create(MultiplexRequestSchema, {
       command: {
         case: "submit",
         value: {
-          key: lane.key,
+          key: request.key,
           generation: limitDeadline(submission.request, timeoutMs),
           numCreditTokens: credit.windowTokens,
           ...(traceparent === undefined ? {} : { traceparent }),
@@ -163,19 +163,19 @@ class MultiplexCall {
     try {
       this.#write(command, maxBytes);
     } catch (error) {
-      this.lanes.forget(lane);
+      this.requests.forget(request);
       throw error;
     }
-    return new MultiplexAttempt(this, lane, timeoutMs);
+    return new MultiplexAttempt(this, request, timeoutMs);
   }
 
   send(command: MultiplexRequest): void {
-    if (!this.lanes.hasEnded) this.#write(command, Infinity);
+    if (!this.requests.hasEnded) this.#write(command, Infinity);
   }
 
   /** Abandons a request. */
-  leave(lane: Lane, error: PenstockError): void {
-    if (this.lanes.leave(lane, error)) this.send(cancelCommand(lane.key));
+  leave(request: MultiplexedRequest, error: PenstockError): void {
+    if (this.requests.leave(request, error)) this.send(cancelCommand(request.key));
     this.#endWhenUnused();
   }
 
@@ -193,16 +193,16 @@ class MultiplexCall {
 
   #receive(response: MultiplexResponse): void {
     try {
-      this.lanes.receive(response);
+      this.requests.receive(response);
     } catch (broken) {
-      this.lanes.end(errorFrom(broken));
+      this.requests.end(errorFrom(broken));
       this.#call.cancel();
     }
     this.#endWhenUnused();
   }
 
   #endWhenUnused(): void {
-    if (!this.#isRetired || this.lanes.numOpen > 0 || this.lanes.hasEnded) return;
+    if (!this.#isRetired || this.requests.numOpen > 0 || this.requests.hasEnded) return;
     if (this.#isHalfClosed) return;
     this.#isHalfClosed = true;
     this.#call.end();
@@ -213,21 +213,21 @@ class MultiplexCall {
 export class MultiplexAttempt implements Attempt<GenerateResponse> {
   readonly #call: MultiplexCall;
   readonly #timer: NodeJS.Timeout | undefined;
-  readonly lane: Lane;
+  readonly request: MultiplexedRequest;
 
-  constructor(call: MultiplexCall, lane: Lane, timeoutMs: number | undefined) {
+  constructor(call: MultiplexCall, request: MultiplexedRequest, timeoutMs: number | undefined) {
     this.#call = call;
-    this.lane = lane;
+    this.request = request;
     // Node fires timers immediately if their delay is too long for its counter. In that case only
     // the server enforces total_timeout.
     if (timeoutMs !== undefined && timeoutMs <= MAX_TIMER_MS) {
-      const expire = (): void => call.leave(lane, deadlinePassed(lane.requestId));
+      const expire = (): void => call.leave(request, deadlinePassed(request.requestId));
       this.#timer = setTimeout(expire, timeoutMs);
     }
   }
 
   get responses(): AsyncIterable<GenerateResponse> {
-    return this.lane;
+    return this.request;
   }
 
   get headers(): Metadata | undefined {
@@ -236,7 +236,7 @@ export class MultiplexAttempt implements Attempt<GenerateResponse> {
 
   cancel(): void {
     clearTimeout(this.#timer);
-    this.#call.leave(this.lane, requestCancelled(this.lane.requestId));
+    this.#call.leave(this.request, requestCancelled(this.request.requestId));
   }
 }
 

@@ -148,8 +148,8 @@ public final class GenerationStream
    * @throws PenstockException if the call fails
    */
   public void cancel() {
-    if (source instanceof Lane lane) {
-      lane.cancel();
+    if (source instanceof MultiplexedRequest multiplexed) {
+      multiplexed.cancel();
       return;
     }
     String requestId = requestId();
@@ -169,10 +169,10 @@ public final class GenerationStream
     if (numTokens < 1) {
       throw new IllegalArgumentException("numTokens: must be at least 1, not " + numTokens);
     }
-    if (!(source instanceof Lane lane) || !lane.isCreditByHand()) {
+    if (!(source instanceof MultiplexedRequest multiplexed) || !multiplexed.isCreditByHand()) {
       throw new IllegalStateException("the stream was not started by generateWithCredit");
     }
-    lane.grant(numTokens);
+    multiplexed.grant(numTokens);
   }
 
   /** Closes the stream, and cancels the request on the server if it has not ended. */
@@ -187,8 +187,8 @@ public final class GenerationStream
    */
   public void detach() {
     synchronized (this) {
-      if (source instanceof Lane lane) {
-        lane.abandon();
+      if (source instanceof MultiplexedRequest multiplexed) {
+        multiplexed.abandon();
       }
     }
     end(false);

@@ -100,11 +100,12 @@ public final class Multiplex implements AutoCloseable {
       throw new PenstockException(Status.Code.RESOURCE_EXHAUSTED, message);
     }
     synchronized (this) {
-      Lane lane = current == null ? null : current.submit(submit, terms, topUp);
-      if (lane == null) {
-        lane = replaceCall().submit(submit, terms, topUp);
+      MultiplexedRequest multiplexed =
+          current == null ? null : current.submit(submit, terms, topUp);
+      if (multiplexed == null) {
+        multiplexed = replaceCall().submit(submit, terms, topUp);
       }
-      return Objects.requireNonNull(lane, "a new call takes requests");
+      return Objects.requireNonNull(multiplexed, "a new call takes requests");
     }
   }
 

@@ -20,7 +20,7 @@ import dev.penstock.v1.MultiplexResponse;
 import dev.penstock.v1.MultiplexSubmit;
 
 /**
- * One Multiplex call and its open requests, by key. Their lanes handle their events.
+ * One Multiplex call and its open requests, by key, which handle their events.
  *
  * <p>gRPC buffers commands while the connection is slow. The buffer cannot become larger than the
  * open requests.
@@ -33,7 +33,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   private final long beganNs = System.nanoTime();
 
   // Protected by the lock.
-  private final Map<Long, Lane> lanes = new HashMap<>();
+  private final Map<Long, MultiplexedRequest> requests = new HashMap<>();
   private final Set<Long> left = new HashSet<>();  // abandoned, and not ended by the server yet
   private long lastKey;
   private boolean isRetired;  // accepts no new requests, and ends with its last one
@@ -64,7 +64,8 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   }
 
   /** Starts a request. Returns null if this call accepts no new requests. */
-  synchronized Lane submit(MultiplexSubmit.Builder submit, CallTerms terms, int topUp) {
+  synchronized MultiplexedRequest submit(
+      MultiplexSubmit.Builder submit, CallTerms terms, int topUp) {
     boolean isOld = lastKey > 0 && System.nanoTime() - beganNs >= maxAge.toNanos();
     // The failure of the call has more details than the failure of the next request would have.
     if (end != null && lastKey == 0) {
@@ -74,10 +75,10 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
       return null;
     }
     lastKey++;
-    Lane lane = new Lane(this, lastKey, terms, topUp);
-    lanes.put(lane.key(), lane);
-    call.sendMessage(Multiplex.command(submit.setKey(lane.key())));
-    return lane;
+    MultiplexedRequest request = new MultiplexedRequest(this, lastKey, terms, topUp);
+    requests.put(request.key(), request);
+    call.sendMessage(Multiplex.command(submit.setKey(request.key())));
+    return request;
   }
 
   /** Makes the call accept no new requests. */
@@ -86,25 +87,25 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     endIfUnused();
   }
 
-  /** Sends a command for a lane. Ignored if the request has ended. */
+  /** Sends a command for a request. Ignored if the request has ended. */
   synchronized void send(MultiplexRequest command) {
     if (!isHalfClosed && end == null) {
       call.sendMessage(command);
     }
   }
 
-  /** Removes a lane that is no longer read, and cancels its request if it is still open. */
-  synchronized void leave(Lane lane) {
-    if (abandon(lane)) {
-      send(cancelCommand(lane.key()));
+  /** Removes a request that is no longer read, and cancels it if it is still open. */
+  synchronized void leave(MultiplexedRequest request) {
+    if (abandon(request)) {
+      send(cancelCommand(request.key()));
     }
   }
 
-  /** Removes a lane without ending its request. Returns whether the request was still open. */
-  synchronized boolean abandon(Lane lane) {
-    boolean isOpen = lanes.remove(lane.key(), lane);
+  /** Removes a request without ending it. Returns whether it was still open. */
+  synchronized boolean abandon(MultiplexedRequest request) {
+    boolean isOpen = requests.remove(request.key(), request);
     if (isOpen) {
-      left.add(lane.key());
+      left.add(request.key());
     }
     return isOpen;
   }
@@ -140,8 +141,8 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   public void onClose(Status status, Metadata trailers) {
     synchronized (this) {
       end = failure(status, trailers);
-      lanes.values().forEach(lane -> lane.fail(end));
-      lanes.clear();
+      requests.values().forEach(request -> request.fail(end));
+      requests.clear();
     }
     onEnd.accept(this);
   }
@@ -150,8 +151,8 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   private void receive(MultiplexEvent event) {
     long key = event.getKey();
     boolean isFinal = event.hasError() || event.getResponse().hasFinished();
-    Lane lane = isFinal ? lanes.remove(key) : lanes.get(key);
-    if (lane == null) {
+    MultiplexedRequest request = isFinal ? requests.remove(key) : requests.get(key);
+    if (request == null) {
       boolean isLeft = isFinal ? left.remove(key) : left.contains(key);
       if (!isLeft) {
         throw PenstockException.streamBroken("an event of key " + key + ", which is not open");
@@ -159,15 +160,15 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     } else if (event.hasError()) {
       PenstockException failure = StatusReader.ofRequest(event.getError());
       isRetired |= failure.hasReason(ErrorReason.ERROR_REASON_DRAINING);
-      lane.fail(failure);
+      request.fail(failure);
     } else if (event.hasResponse()) {
-      lane.put(event.getResponse());
+      request.put(event.getResponse());
     }
   }
 
   /** Closes the sending side of a retired call after its last request. Requires the lock. */
   private void endIfUnused() {
-    if (isRetired && !isHalfClosed && lanes.isEmpty() && end == null) {
+    if (isRetired && !isHalfClosed && requests.isEmpty() && end == null) {
       isHalfClosed = true;
       call.halfClose();
     }

@@ -13,7 +13,7 @@ import dev.penstock.v1.MultiplexRequest;
  * One request on a Multiplex call: its messages that were received and not taken yet, and its
  * credit. The number of these messages is limited by the credit.
  */
-final class Lane implements Source {
+final class MultiplexedRequest implements Source {
   private final MultiplexCall call;
   private final long key;
   private final CallTerms terms;
@@ -29,10 +29,10 @@ final class Lane implements Source {
   }
 
   /**
-   * Creates a lane. TopUp is the number of tokens that are taken before credit is granted for them;
-   * 0 leaves the credit to the caller.
+   * Creates a request. TopUp is the number of tokens that are taken before credit is granted for
+   * them; 0 leaves the credit to the caller.
    */
-  Lane(MultiplexCall call, long key, CallTerms terms, int topUp) {
+  MultiplexedRequest(MultiplexCall call, long key, CallTerms terms, int topUp) {
     this.call = call;
     this.key = key;
     this.terms = terms;

@@ -26,7 +26,7 @@ export interface Credit {
 /**
  * One request on a call: its messages that were received and not taken yet, its credit, its end.
  */
-export class Lane implements AsyncIterable<GenerateResponse> {
+export class MultiplexedRequest implements AsyncIterable<GenerateResponse> {
   readonly key: bigint;
   readonly #credit: Credit;
   readonly #send: (command: MultiplexRequest) => void;
@@ -99,8 +99,8 @@ export class Lane implements AsyncIterable<GenerateResponse> {
 }
 
 /** All requests of one Multiplex call. */
-export class Lanes {
-  readonly #lanes = new Map<bigint, Lane>();
+export class MultiplexedRequests {
+  readonly #requests = new Map<bigint, MultiplexedRequest>();
   readonly #left = new Set<bigint>();
   #nextKey = 1n;
   /** True if the server has reported that it accepts no more requests. */
@@ -108,52 +108,52 @@ export class Lanes {
   hasEnded = false;
 
   get numOpen(): number {
-    return this.#lanes.size;
+    return this.#requests.size;
   }
 
-  open(credit: Credit, send: (command: MultiplexRequest) => void): Lane {
-    const lane = new Lane(this.#nextKey, credit, send);
+  open(credit: Credit, send: (command: MultiplexRequest) => void): MultiplexedRequest {
+    const request = new MultiplexedRequest(this.#nextKey, credit, send);
     this.#nextKey += 1n;
-    this.#lanes.set(lane.key, lane);
-    return lane;
+    this.#requests.set(request.key, request);
+    return request;
   }
 
   /** Distributes the events of one message. Throws for a key that was not submitted. */
   receive(response: MultiplexResponse): void {
     for (const event of response.events) {
-      const lane = this.#lanes.get(event.key);
-      if (!lane) this.#receiveLate(event);
+      const request = this.#requests.get(event.key);
+      if (!request) this.#receiveLate(event);
       else if (event.outcome.case === "response") {
-        lane.put(event.outcome.value);
-        if (lane.isEnded) this.#lanes.delete(event.key);
+        request.put(event.outcome.value);
+        if (request.isEnded) this.#requests.delete(event.key);
       } else if (event.outcome.case === "error") {
-        this.#lanes.delete(event.key);
-        const error = errorFromStatus(event.outcome.value, lane.requestId);
+        this.#requests.delete(event.key);
+        const error = errorFromStatus(event.outcome.value, request.requestId);
         this.isDraining ||= error.reason === "DRAINING";
-        lane.fail(error);
+        request.fail(error);
       }
     }
   }
 
-  /** Abandons this lane. Returns whether its request must be cancelled on the server. */
-  leave(lane: Lane, error: PenstockError): boolean {
-    if (!this.#lanes.delete(lane.key)) return false;
-    this.#left.add(lane.key);
-    lane.fail(error, true);
+  /** Abandons this request. Returns whether it must be cancelled on the server. */
+  leave(request: MultiplexedRequest, error: PenstockError): boolean {
+    if (!this.#requests.delete(request.key)) return false;
+    this.#left.add(request.key);
+    request.fail(error, true);
     return true;
   }
 
-  /** Removes a lane whose request was never sent. */
-  forget(lane: Lane): void {
-    this.#lanes.delete(lane.key);
+  /** Removes a request that was never sent. */
+  forget(request: MultiplexedRequest): void {
+    this.#requests.delete(request.key);
   }
 
   /** Ends the call. Open requests fail, each with its request id. */
   end(error: PenstockError): void {
     this.hasEnded = true;
-    const lanes = [...this.#lanes.values()];
-    this.#lanes.clear();
-    for (const lane of lanes) lane.fail(error.with({ requestId: lane.requestId }));
+    const requests = [...this.#requests.values()];
+    this.#requests.clear();
+    for (const request of requests) request.fail(error.with({ requestId: request.requestId }));
   }
 
   /** Handles an event of an abandoned request; removes its entry when it ends. */
