@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe import heartbeat_timer
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListener
-from penstock.server.processes.front_process import FrontReporter
+from penstock.server.processes import front_reporter
+from penstock.server.processes.front_reporter import FrontReporter
 from penstock.server.text.model_text import ModelText
 from support.fronts import serving
 from support.timeout import TEST_TIMEOUT_S
@@ -34,7 +34,7 @@ class HeartbeatRecorder(ServiceListener):
 async def test_an_engine_that_connects_or_disconnects_is_reported_at_once(
     text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat_timer, "_TICK_S", 3600.0)
+    monkeypatch.setattr(front_reporter, "_TICK_S", 3600.0)
     path = tmp_path / "observer.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

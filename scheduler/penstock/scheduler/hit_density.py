@@ -114,7 +114,7 @@ _POOLS_TO_HALF = 64
 _POOLS_TO_REMEMBER = 4
 
 
-class _Segment:
+class _BlockSegment:
     """Blocks of one class released together. `blocks`: an ordered set, the tail last. `tick`:
     logical time of their release.
     """
@@ -136,16 +136,16 @@ class HitDensityOrder:
         self.num_ticks = 0
         self._history = UseHistory(num_blocks, max_num_remembered=_POOLS_TO_REMEMBER * num_blocks)
         self._density = HitDensity(MAX_USES + 1, half_life=_POOLS_TO_HALF * num_blocks)
-        self._segments: list[OrderedDict[int, _Segment]] = [
+        self._segments: list[OrderedDict[int, _BlockSegment]] = [
             OrderedDict() for _ in range(MAX_USES + 1)
         ]
         # The segment that each block was last added to; look in the segment whether it is still
         # there.
-        self._segment_of = [_Segment({}, 0, 0)] * num_blocks
+        self._segment_of = [_BlockSegment({}, 0, 0)] * num_blocks
         self._num_in_segments = 0
         # Blocks from other levels: each separately, the oldest represents all.
         self._moved = RecencyOrder()
-        self._chosen: _Segment | None = None
+        self._chosen: _BlockSegment | None = None
         self._num_left_of_choice = 0
         self._refit_every = refit_every
         self._num_until_refit = refit_every
@@ -187,7 +187,7 @@ class HitDensityOrder:
 
     def take(self, block: int) -> int:
         """Remove a block that moves to another level; return its tick, which for a block of a
-        segment (`_Segment`) is that of the segment.
+        segment is that of the segment.
         """
         segment = self._segment_of[block]
         if block not in segment.blocks:
@@ -233,7 +233,7 @@ class HitDensityOrder:
     def _append(self, blocks: Sequence[int], kind: int) -> None:
         """Append a segment of class `kind`; `blocks`: the last of their chain first."""
         tick = self.num_ticks + 1
-        segment = _Segment(dict.fromkeys(reversed(blocks)), kind, tick)
+        segment = _BlockSegment(dict.fromkeys(reversed(blocks)), kind, tick)
         segment_of = self._segment_of
         for block in blocks:
             segment_of[block] = segment
@@ -242,15 +242,15 @@ class HitDensityOrder:
         self._num_in_segments += len(blocks)
         self._density.note_unused(kind, len(blocks))
 
-    def _leave(self, segment: _Segment, block: int) -> None:
+    def _leave(self, segment: _BlockSegment, block: int) -> None:
         del segment.blocks[block]
         self._num_in_segments -= 1
         if not segment.blocks:
             del self._segments[segment.kind][segment.tick]
 
     def _pop_some(self, max_num: int) -> list[int]:
-        """Remove and return 1 to `max_num` blocks of one segment (`_Segment`), or one block that
-        came from another level.
+        """Remove and return 1 to `max_num` blocks of one segment, or one block from another
+        level.
         """
         segment = self._chosen
         if segment is None or not segment.blocks or not self._num_left_of_choice:
@@ -274,13 +274,13 @@ class HitDensityOrder:
         self._history.evict(evicted, segment.tick)
         return evicted
 
-    def _choose(self) -> _Segment | None:
-        """Return the segment (`_Segment`) to evict from next; None if the oldest of the blocks that
-        came from another level is evicted instead.
+    def _choose(self) -> _BlockSegment | None:
+        """Return the segment to evict from next; None if the oldest of the blocks that came from
+        another level is evicted instead.
         """
         table, now = self._density.table, self.num_ticks
         least: tuple[float, int] | None = None
-        chosen: _Segment | None = None
+        chosen: _BlockSegment | None = None
         for kind, segments in enumerate(self._segments):
             if not segments:
                 continue
@@ -314,12 +314,12 @@ class HitDensityOrder:
         if num_blocks != self._num_in_segments:
             yield "the number of cached blocks is wrong"
 
-    def _blocks_of(self, kind: int) -> Iterator[tuple[int, _Segment]]:
+    def _blocks_of(self, kind: int) -> Iterator[tuple[int, _BlockSegment]]:
         for segment in self._segments[kind].values():
             for block in segment.blocks:
                 yield block, segment
 
-    def _block_faults(self, piece: list[tuple[int, _Segment]], kind: int) -> Faults:
+    def _block_faults(self, piece: list[tuple[int, _BlockSegment]], kind: int) -> Faults:
         segment_of, uses = self._segment_of, self._history.uses
         is_filed = all(segment_of[block] is segment for block, segment in piece)
         yield "" if is_filed else "cached blocks and their segments disagree"

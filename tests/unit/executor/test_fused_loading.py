@@ -52,7 +52,7 @@ def build_failing(
 @pytest.mark.parametrize(
     "part",
     [
-        "penstock.executor.torch.structure_check._Check.compare_logits",
+        "penstock.executor.torch.structure_check._StructureCheck.compare_logits",
         "penstock.executor.torch.trial_reference.module_logits",
         f"{CUDA}.fused_loading.fuse_weights",
         f"{CUDA}.fused_loading.make_rotary_table",

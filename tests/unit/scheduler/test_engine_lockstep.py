@@ -9,7 +9,7 @@ from penstock.scheduler.executor import ExecutorInfo
 from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
 
 
-class WatchedExecutor(NullExecutor):
+class RecordingExecutor(NullExecutor):
     """Records the number of each launched step, and -1 for each collected result."""
 
     def __init__(self, info: ExecutorInfo) -> None:
@@ -30,7 +30,7 @@ def test_the_next_plan_is_with_the_executor_before_the_last_result_is_taken(dept
     """The engine launches as many steps as the pipeline is deep. From then on it collects one
     result before each launch.
     """
-    executor = WatchedExecutor(make_info(pipeline_depth=depth))
+    executor = RecordingExecutor(make_info(pipeline_depth=depth))
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock())
     for key, num_prompt in ((1, 5), (2, 40), (3, 9)):
         engine.submit((make_spec(key, num_prompt, max_tokens=12),))

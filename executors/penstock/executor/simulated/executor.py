@@ -39,7 +39,7 @@ _NOT_FINITE = "logits are not finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _LaunchedStep:
+class _UncollectedStep:
     """A step whose result is computed but not collected yet."""
 
     result: StepResult
@@ -69,7 +69,7 @@ class SimulatedExecutor:
         self._clock: WaitableClock = clock or RealTimeClock()
         self._script = FaultScript(self._config.faults)
         self._shadow = ShadowMemory(self._info) if self._config.is_strict else None
-        self._launched: deque[_LaunchedStep] = deque()
+        self._launched: deque[_UncollectedStep] = deque()
         self._num_launched = 0
         self._device_free_s = 0.0
         self._closed = threading.Event()
@@ -104,7 +104,9 @@ class SimulatedExecutor:
             self._shadow.write(batch.arrays, batch.slots, batch.starts, batch.num_tokens)
         faults, result = self._compute(batch)
         self._launched.append(
-            _LaunchedStep(result=result, finish_s=self._schedule_step(batch, faults), faults=faults)
+            _UncollectedStep(
+                result=result, finish_s=self._schedule_step(batch, faults), faults=faults
+            )
         )
 
     def collect(self) -> StepResult:

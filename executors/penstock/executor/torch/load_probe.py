@@ -46,7 +46,7 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
+class _PackedSegment:
     """A part of a packed row: `num_tokens` tokens that follow `num_past` cached tokens of the same
     sequence, which begins at position `start`.
     """
@@ -62,7 +62,7 @@ class _SegmentAttention:
     """
 
     def __init__(
-        self, dtype: torch.dtype, segments: tuple[_Segment, ...], past: KeysValues
+        self, dtype: torch.dtype, segments: tuple[_PackedSegment, ...], past: KeysValues
     ) -> None:
         self._dtype = dtype
         self._segments = segments
@@ -134,7 +134,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         raise UnsupportedModel(f"{name} cannot compute the logits of chosen tokens")
     own, other = _tokens(module)
     differ = partial(_differ, is_half=dtype.itemsize < torch.float32.itemsize)
-    whole = _Segment(num_tokens=_NUM_TOKENS)
+    whole = _PackedSegment(num_tokens=_NUM_TOKENS)
     counted = _Packed(module, dtype, ((own, whole), (other, whole), (own, whole)))
     shapes = _shapes(counted.attention, architecture)
     # The same number of tokens as before, for the same rounding. Includes the last supported
@@ -143,9 +143,12 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         module,
         dtype,
         (
-            (other[: _NUM_PAST - 1], _Segment(num_tokens=_NUM_PAST - 1)),
-            (own[_NUM_PAST:], _Segment(num_tokens=_NUM_TOKENS - _NUM_PAST, num_past=_NUM_PAST)),
-            (other[:1], _Segment(num_tokens=1, start=architecture.max_seq_len - 1)),
+            (other[: _NUM_PAST - 1], _PackedSegment(num_tokens=_NUM_PAST - 1)),
+            (
+                own[_NUM_PAST:],
+                _PackedSegment(num_tokens=_NUM_TOKENS - _NUM_PAST, num_past=_NUM_PAST),
+            ),
+            (other[:1], _PackedSegment(num_tokens=1, start=architecture.max_seq_len - 1)),
             (other, whole),
             (own, whole),
         ),
@@ -166,7 +169,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         raise UnsupportedModel(f"{name} depends on how a prompt is split into chunks")
     # A model that ignores positions treats the tokens as one sequence, which starts with the same
     # tokens.
-    one = _Segment(num_tokens=3 * _NUM_TOKENS)
+    one = _PackedSegment(num_tokens=3 * _NUM_TOKENS)
     plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
     if differ(expected, plain.logits(0)[:_NUM_TOKENS]):
         raise UnsupportedModel(f"{name} does not count positions from 0")
@@ -206,7 +209,7 @@ class _Packed:
         self,
         module: Any,
         dtype: torch.dtype,
-        parts: tuple[tuple[Tensor, _Segment], ...],
+        parts: tuple[tuple[Tensor, _PackedSegment], ...],
         *,
         past: KeysValues | None = None,
         has_positions: bool = True,

@@ -43,7 +43,7 @@ def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tenso
     far = _far_positions(len(ids), model.architecture.max_seq_len, windows)
     positions = torch.cat([torch.arange(len(ids)), far]).to(model.device)
     repeated = ids.repeat(-(-len(positions) // len(ids)))[: len(positions)].to(model.device)
-    check = _Check(model, tree, repeated, positions)
+    check = _StructureCheck(model, tree, repeated, positions)
     try:
         with check.attached():
             rows = torch.arange(len(positions), device=model.device)
@@ -65,7 +65,7 @@ def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
     return torch.tensor(sorted(at for at in found if first <= at < longest), dtype=torch.int64)
 
 
-class _Check(WholeSequence):
+class _StructureCheck(WholeSequence):
     """Compares one forward pass of the modules with the arithmetic of the tree, part by part."""
 
     def __init__(

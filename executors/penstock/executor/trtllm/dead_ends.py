@@ -60,14 +60,14 @@ def _read(grammar: str) -> dict[str, _Rule]:
     """Return the rules of a grammar, by name; parenthesised groups are included as rules with names
     that no grammar can use.
     """
-    reader = _Reader()
+    reader = _GrammarReader()
     for token in _TOKEN.finditer(grammar):
         if token.lastgroup != "nothing":
             reader.take(token)
     return reader.rules
 
 
-class _Reader:
+class _GrammarReader:
     """Builds `rules` from the tokens of a grammar, from left to right."""
 
     def __init__(self) -> None:

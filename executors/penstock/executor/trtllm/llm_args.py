@@ -49,7 +49,7 @@ _NGRAM_MATCH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
+class _Argument:
     """The value of one argument of TensorRT-LLM. `is_explicit`: it must not be omitted silently,
     because the operator set it or Penstock depends on it.
     """
@@ -71,33 +71,35 @@ def llm_arguments(
     version lacks.
     """
     default = TrtllmConfig()
-    settings: dict[str, _Setting] = {
-        "model": _Setting(value=str(folder.path), is_explicit=True),
+    settings: dict[str, _Argument] = {
+        "model": _Argument(value=str(folder.path), is_explicit=True),
         # Penstock's scheduler fills the engine up to these limits.
-        "max_batch_size": _Setting(value=config.max_batch_size, is_explicit=True),
-        "max_num_tokens": _Setting(value=config.max_num_tokens, is_explicit=True),
+        "max_batch_size": _Argument(value=config.max_batch_size, is_explicit=True),
+        "max_num_tokens": _Argument(value=config.max_num_tokens, is_explicit=True),
         # Engines built ahead always report statistics.
-        "enable_iter_perf_stats": _Setting(value=True, is_explicit=not folder.is_engine),
+        "enable_iter_perf_stats": _Argument(value=True, is_explicit=not folder.is_engine),
         # Limits the queue of unread statistics; versions without this argument keep all of them.
-        "max_stats_len": _Setting(value=_MAX_STATS, is_explicit=False),
+        "max_stats_len": _Argument(value=_MAX_STATS, is_explicit=False),
         **_tokenizer_arguments(config, tokenizer_path or folder.path),
     }
     for name in _PLAIN:
         value = getattr(config, name)
         if value is not None:
             is_explicit = value != getattr(default, name)
-            settings[name] = _Setting(value=_plain(value), is_explicit=is_explicit)
+            settings[name] = _Argument(value=_plain(value), is_explicit=is_explicit)
     settings.update(_sections(config, default, package))
     return _fitted(settings, package.llm_arguments, f"tensorrt_llm {package.version}", "")
 
 
-def _tokenizer_arguments(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
+def _tokenizer_arguments(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Argument]:
     if config.guided_decoding_backend is None:
-        return {"skip_tokenizer_init": _Setting(value=True, is_explicit=True)}
-    return {"tokenizer": _Setting(value=str(tokenizer), is_explicit=True)}
+        return {"skip_tokenizer_init": _Argument(value=True, is_explicit=True)}
+    return {"tokenizer": _Argument(value=str(tokenizer), is_explicit=True)}
 
 
-def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
+def _sections(
+    config: TrtllmConfig, default: TrtllmConfig, package: Package
+) -> dict[str, _Argument]:
     """Return the arguments whose values are objects of TensorRT-LLM's configuration classes. A
     value is None if the installed version lacks the argument, or for disabled CUDA graphs.
     """
@@ -112,7 +114,7 @@ def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> 
     if speculative is not None:
         builders["speculative_config"] = lambda: _speculative(speculative, package)
     return {
-        name: _Setting(
+        name: _Argument(
             value=build() if name in package.llm_arguments else None,
             is_explicit=getattr(config, name) != getattr(default, name),
         )
@@ -139,17 +141,17 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
     where = "scheduler_config"
     policy = settings.capacity_scheduler_policy
     values = {
-        "capacity_scheduler_policy": _Setting(
+        "capacity_scheduler_policy": _Argument(
             value=_member(package, "CapacitySchedulerPolicy", policy, where), is_explicit=True
         )
     }
     chunking = settings.context_chunking_policy
     if chunking is not None:
         member = _member(package, "ContextChunkingPolicy", chunking, where)
-        values["context_chunking_policy"] = _Setting(value=member, is_explicit=True)
+        values["context_chunking_policy"] = _Argument(value=member, is_explicit=True)
     if "priority" in package.generate_arguments:
         # Without this policy, the engine accepts a request's priority and ignores it.
-        values["waiting_queue_policy"] = _Setting(value="priority", is_explicit=False)
+        values["waiting_queue_policy"] = _Argument(value="priority", is_explicit=False)
     return _built(package, "SchedulerConfig", where, values)
 
 
@@ -177,7 +179,7 @@ def _lora(settings: LoraSettings, package: Package) -> Any:
         values["lora_target_modules"] = list(settings.lora_target_modules)
     else:
         values["lora_dir"] = [str(settings.adapters[0].path)]
-    arguments = {name: _Setting(value=value, is_explicit=True) for name, value in values.items()}
+    arguments = {name: _Argument(value=value, is_explicit=True) for name, value in values.items()}
     return _built(package, "LoraConfig", "lora_config", arguments)
 
 
@@ -187,30 +189,30 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
     values = _given(settings, None, names)
     if settings.decoding_type is DecodingType.NGRAM:
         values.setdefault(
-            "max_matching_ngram_size", _Setting(value=_NGRAM_MATCH, is_explicit=False)
+            "max_matching_ngram_size", _Argument(value=_NGRAM_MATCH, is_explicit=False)
         )
     # Without this argument, release 1.2 samples greedily whenever drafting runs inside the model,
     # whatever the request; later versions detect the options themselves (NVIDIA PR #14745).
-    values["allow_advanced_sampling"] = _Setting(value=True, is_explicit=False)
+    values["allow_advanced_sampling"] = _Argument(value=True, is_explicit=False)
     if settings.decoding_type is DecodingType.EAGLE:
-        values["eagle3_one_model"] = _Setting(
+        values["eagle3_one_model"] = _Argument(
             value=settings.eagle3_one_model, is_explicit=not settings.eagle3_one_model
         )
     if settings.speculative_model is not None:
         # Release 1.2 has "dir" in the argument's name.
         taken = _taken_by(package.named(class_name))
         name = "speculative_model" if "speculative_model" in taken else "speculative_model_dir"
-        values[name] = _Setting(value=str(settings.speculative_model), is_explicit=True)
+        values[name] = _Argument(value=str(settings.speculative_model), is_explicit=True)
     return _built(package, class_name, "speculative_config", values)
 
 
-def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Setting]:
+def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Argument]:
     """Return those fields of `settings` in `names` that are not None. Their `is_explicit` is True
     if the value differs from the field of `default`, or if `default` is None.
     """
     values = {name: getattr(settings, name) for name in names}
     return {
-        name: _Setting(
+        name: _Argument(
             value=_plain(value),
             is_explicit=default is None or value != getattr(default, name),
         )
@@ -219,14 +221,14 @@ def _given(settings: object, default: object, names: Collection[str]) -> dict[st
     }
 
 
-def _built(package: Package, class_name: str, where: str, values: Mapping[str, _Setting]) -> Any:
+def _built(package: Package, class_name: str, where: str, values: Mapping[str, _Argument]) -> Any:
     kind = package.named(class_name)
     owner = f"{class_name} of tensorrt_llm {package.version}"
     return kind(**_fitted(values, _taken_by(kind), owner, f"{where}."))
 
 
 def _fitted(
-    settings: Mapping[str, _Setting], taken: Collection[str], owner: str, where: str
+    settings: Mapping[str, _Argument], taken: Collection[str], owner: str, where: str
 ) -> dict[str, Any]:
     """Return the values of the settings in `taken`, the names of the arguments that `owner`
     accepts.

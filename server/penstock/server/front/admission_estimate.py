@@ -42,7 +42,7 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _TenantQueue:
+class _TenantLoad:
     """The waiting requests of one tenant: their number (one per output) and lowest priority."""
 
     num_requests: int
@@ -74,7 +74,7 @@ class AdmissionEstimate:
         self._waiting = waiting
         self._weight_of = weight_of
         # The waiting requests of this front by tenant, computed at `_queues_heartbeat`.
-        self._queues: dict[str, _TenantQueue] = {}
+        self._queues: dict[str, _TenantLoad] = {}
         self._queues_heartbeat = -1
         self._unseen: deque[_Sent] = deque()
         self._num_requests = 0
@@ -156,7 +156,7 @@ class AdmissionEstimate:
         if may:
             # Include requests that were sent before the engine's next step.
             lowest = priority if own is None else min(priority, own.lowest_priority)
-            self._queues[tenant] = _TenantQueue(num_own, lowest)
+            self._queues[tenant] = _TenantLoad(num_own, lowest)
         return may
 
     def _share_of(self, space: int, max_num_waiting: int) -> int:
@@ -190,8 +190,8 @@ class AdmissionEstimate:
             self._num_tokens -= seen.num_tokens
 
 
-def _queues_of(requests: Iterable[LiveRequest]) -> dict[str, _TenantQueue]:
-    queues: dict[str, _TenantQueue] = {}
+def _queues_of(requests: Iterable[LiveRequest]) -> dict[str, _TenantLoad]:
+    queues: dict[str, _TenantLoad] = {}
     for request in requests:
         num_queued = request.num_queued
         if not num_queued:
@@ -199,7 +199,7 @@ def _queues_of(requests: Iterable[LiveRequest]) -> dict[str, _TenantQueue]:
         priority = request.generation.urgency.priority
         queue = queues.get(request.tenant)
         if queue is None:
-            queues[request.tenant] = _TenantQueue(num_queued, priority)
+            queues[request.tenant] = _TenantLoad(num_queued, priority)
         else:
             queue.num_requests += num_queued
             queue.lowest_priority = min(queue.lowest_priority, priority)

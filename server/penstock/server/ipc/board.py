@@ -294,7 +294,7 @@ class BoardView:
         self._map.close()
 
 
-class FrontHeartbeat:
+class LivenessWriter:
     """Writes the heartbeats of one front to its row. The constructor raises BoardError if there is
     no such row, and OSError if the memory cannot be mapped."""
 
@@ -318,7 +318,7 @@ class FrontHeartbeat:
         self._map.close()
 
 
-class HeartbeatView:
+class LivenessReader:
     """Reads the heartbeats of all fronts. The constructor raises BoardError if the size of the
     memory is 0 or not a multiple of 8 bytes, and OSError if it cannot be mapped."""
 

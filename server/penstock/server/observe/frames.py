@@ -43,7 +43,7 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
         num_live: Number of requests that the front has not removed yet.
         num_backlog_tokens: Number of output tokens that have not been sent to the clients yet.
         loop_lag_s: The event-loop lags measured since the last heartbeat, in seconds (see
-            `heartbeat_timer.py`).
+            `front_reporter.py`).
         queue_estimate_s: The predicted wait of the most recently queued request of this front, in
             seconds; None if it was not predicted.
         queue_estimate_at_s: Time of this prediction on the monotonic clock.

@@ -41,7 +41,7 @@ class FrontUnavailable(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Front:
+class _ConnectedFront:
     front_id: int
     pid: int
     connection: _Connection
@@ -87,8 +87,8 @@ class FrontReceiver:
     def __init__(self, listener: ServiceListener) -> None:
         self.num_unreadable = 0
         self._listener = listener
-        self._connections: dict[_Connection, _Front | None] = {}
-        self._by_id: dict[int, _Front] = {}
+        self._connections: dict[_Connection, _ConnectedFront | None] = {}
+        self._by_id: dict[int, _ConnectedFront] = {}
         self._server: asyncio.AbstractServer | None = None
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -189,13 +189,13 @@ class FrontReceiver:
         if front is not None:
             self._handle_frame(front, frame)
         elif isinstance(frame, Hello):
-            front = _Front(front_id=frame.front_id, pid=frame.pid, connection=connection)
+            front = _ConnectedFront(front_id=frame.front_id, pid=frame.pid, connection=connection)
             connection.name = f"front {frame.front_id}"
             self._connections[connection] = self._by_id[frame.front_id] = front
         else:
             raise FrameError("the first frame is not a hello")
 
-    def _handle_frame(self, front: _Front, frame: ObserverFrame) -> None:
+    def _handle_frame(self, front: _ConnectedFront, frame: ObserverFrame) -> None:
         match frame:
             case Records(payloads=payloads):
                 self._add_records(payloads)

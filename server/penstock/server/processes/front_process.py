@@ -10,32 +10,25 @@ import asyncio
 import dataclasses
 import gc
 import logging
-import math
 import os
 import resource
 import sys
-from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
 import uvloop
 
-from penstock.scheduler.events import Queued
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig
 from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.spare_memory import map_large_blocks_separately
 from penstock.server.gateways import NO_GATEWAY, load_gateway
-from penstock.server.ipc.board import BoardView, FrontHeartbeat
+from penstock.server.ipc.board import BoardView, LivenessWriter
 from penstock.server.ipc.unix_port import UnixEnginePort
-from penstock.server.observe.exporter import Exporter
-from penstock.server.observe.frames import FrontView, Heartbeat, Hello
-from penstock.server.observe.heartbeat_timer import HeartbeatTimer
-from penstock.server.observe.request_record import NO_ROOM, RequestRecorder
-from penstock.server.processes.command_runner import CommandRunner
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.processes.control import ChildControl, begin
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
+from penstock.server.processes.front_reporter import FrontReporter
 from penstock.server.processes.hang_watch import NUM_CHECKS
 from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
@@ -50,8 +43,6 @@ MAX_OPEN_FILES = 65_536
 """The limit of open files and sockets that a front requests. It needs one for each connection."""
 _HEARTBEATS_PER_CHECK = 4
 """Heartbeats between two checks of the supervisor, so that each check finds a new heartbeat."""
-_FINAL_RECORDS_S = 0.2
-"""How long the observer may take to receive the last records, in seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -102,8 +93,8 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         return EXIT_CANNOT_START
     gc.collect()
     gc.freeze()
-    heartbeat = _heartbeat(launch)
-    heartbeat.start()
+    liveness = _liveness_timer(launch)
+    liveness.start()
     control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_no_further_engine))
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
     keeping = asyncio.create_task(security.poll_periodically(), name="poll security files")
@@ -118,7 +109,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         await reporter.close()
     await port.close()
     text.close()
-    heartbeat.stop()
+    liveness.stop()
     return EXIT_OK
 
 
@@ -134,20 +125,20 @@ def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMak
     return lambda front, access: gateway.make_service(front, access, board)
 
 
-class _FrontHeartbeatTimer:
+class _LivenessTimer:
     """Writes a heartbeat for the supervisor every `interval_s` seconds from `start` to `stop`. Does
-    nothing if `heartbeat` is None."""
+    nothing if `writer` is None."""
 
-    def __init__(self, heartbeat: FrontHeartbeat | None, interval_s: float) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self, writer: LivenessWriter | None, interval_s: float) -> None:
+        self._writer = writer
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Write a heartbeat now and after each interval. Call this on the event loop."""
-        if self._heartbeat is None:
+        if self._writer is None:
             return
-        self._heartbeat.heartbeat()
+        self._writer.heartbeat()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._interval_s, self.start)
 
@@ -158,15 +149,15 @@ class _FrontHeartbeatTimer:
             self._timer = None
 
 
-def _heartbeat(launch: FrontLaunch) -> _FrontHeartbeatTimer:
+def _liveness_timer(launch: FrontLaunch) -> _LivenessTimer:
     fd, limit_s = launch.heartbeats_fd, launch.server.front_hang_s
     if fd < 0 or not limit_s:
-        return _FrontHeartbeatTimer(None, 0.0)
+        return _LivenessTimer(None, 0.0)
     try:
-        heartbeat = FrontHeartbeat(fd, launch.heartbeat_row, launch.front_id)
+        writer = LivenessWriter(fd, launch.heartbeat_row, launch.front_id)
     finally:
         os.close(fd)
-    return _FrontHeartbeatTimer(heartbeat, limit_s / (NUM_CHECKS * _HEARTBEATS_PER_CHECK))
+    return _LivenessTimer(writer, limit_s / (NUM_CHECKS * _HEARTBEATS_PER_CHECK))
 
 
 def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:
@@ -229,81 +220,6 @@ def allow_many_descriptors() -> int:
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
-
-
-class FrontReporter:
-    """Reports the state and the requests of a front to the observer, whose socket is at `path`.
-
-    Pass `recorder` to the server, which must be created before `start` is called.
-    """
-
-    def __init__(self, path: Path, front_id: int) -> None:
-        self._front_id = front_id
-        self._server: FrontServer | None = None
-        self._exporter = Exporter(
-            path,
-            Hello(front_id=front_id, pid=os.getpid()),
-            live_views=self._live_views,
-            execute=CommandRunner(f"front {front_id}").execute,
-        )
-        self._timer = HeartbeatTimer(self._heartbeat)
-        self.recorder = RequestRecorder(self._exporter.offer)
-
-    async def start(self, server: FrontServer) -> None:
-        """Start reporting the state of `server`, and changes of its connection to the engine.
-
-        Does not wait for the observer.
-        """
-        self._server = server
-        server.on_engine_change = partial(self._heartbeat, ())
-        await self._exporter.start()
-        self._timer.start()
-
-    async def close(self) -> None:
-        """Send the remaining records within `_FINAL_RECORDS_S` seconds, and disconnect."""
-        self._timer.stop()
-        await self._exporter.close(_FINAL_RECORDS_S)
-
-    def _live_views(self) -> Iterable[FrontView]:
-        return () if self._server is None else self._server.front.live_views()
-
-    def _heartbeat(self, loop_lag_s: tuple[float, ...]) -> None:
-        assert self._server is not None
-        front, recorder = self._server.front, self.recorder
-        counters = front.counters
-        estimate_s, at_s = _queue_estimate(front.newest_queue_position)
-        # The exporter itself reports the reasons for NO_ROOM.
-        dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
-        self._exporter.send_heartbeat(
-            Heartbeat(
-                front_id=self._front_id,
-                pid=os.getpid(),
-                epoch=0 if front.hello is None else front.hello.epoch,
-                is_draining=front.is_draining,
-                is_engine_up=front.is_engine_up,
-                num_streams=self._server.num_active_calls,
-                num_live=self._server.num_live_requests,
-                num_backlog_tokens=front.num_backlog_tokens,
-                num_submitted=counters.num_submitted,
-                num_disconnected_readers=counters.num_disconnected_readers,
-                num_late_events=counters.num_late_events,
-                num_unknown_fields=counters.num_unknown_fields,
-                num_lowered_priorities=counters.num_lowered_priorities,
-                num_internal_errors=counters.num_internal_errors,
-                num_records=recorder.num_records,
-                dropped_records={**dropped, **self._exporter.dropped},
-                outcomes=recorder.outcomes(),
-                loop_lag_s=loop_lag_s,
-                queue_estimate_s=estimate_s,
-                queue_estimate_at_s=at_s,
-            )
-        )
-
-
-def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
-    """Return the latest estimate of the queue time, in seconds, None if unknown; and its time on
-    the monotonic clock. Returns (None, -inf) if no request was queued."""
-    return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)
 
 
 if __name__ == "__main__":

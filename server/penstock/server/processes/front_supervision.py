@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from penstock.server.config import FrontLaunch, encode_launch
-from penstock.server.ipc.board import HeartbeatView
+from penstock.server.ipc.board import LivenessReader
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
 from penstock.server.processes.hang_watch import HangWatch
@@ -43,7 +43,7 @@ class FrontSupervision:
         self._front_ids = front_ids
         self._front_id = 0
         self._watch = HangWatch()
-        self._heartbeats: HeartbeatView | None = None
+        self._heartbeats: LivenessReader | None = None
 
     def successor(self) -> "FrontSupervision":
         """Return a supervision with the same number, whose process will replace the current one in
@@ -75,7 +75,7 @@ class FrontSupervision:
     async def _spawn(self) -> Child:
         now = self._spawn_context()
         if self._heartbeats is None:
-            self._heartbeats = HeartbeatView(now.heartbeats_fd)
+            self._heartbeats = LivenessReader(now.heartbeats_fd)
         self._front_id = next(self._front_ids)
         self.process.name = f"front {self._front_id}"
         launch = FrontLaunch(

@@ -37,7 +37,7 @@ def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
 
 
 @dataclass(slots=True)
-class _StepEvents:
+class _StepDetails:
     """The events of one step: the number of tokens computed for each output (`shares`), and the ids
     of the requests that were admitted, preempted or ended."""
 
@@ -55,10 +55,10 @@ def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepReco
         return
     events = _events_by_step(rows, int(steps[0]["step"]))
     for step in steps:
-        yield _record_of(step, events.get(int(step["step"]), _StepEvents()), rows)
+        yield _record_of(step, events.get(int(step["step"]), _StepDetails()), rows)
 
 
-def _record_of(step: Any, events: _StepEvents, rows: Recording) -> pb.StepRecord:
+def _record_of(step: Any, events: _StepDetails, rows: Recording) -> pb.StepRecord:
     begun_s, launched_s = float(step["begun_s"]), float(step["launched_s"])
     collected_s, updated_s = float(step["collected_s"]), float(step["updated_s"])
     return pb.StepRecord(
@@ -108,9 +108,9 @@ def _cache_after(step: Any, block_size_tokens: int) -> pb.CacheStats:
     )
 
 
-def _events_by_step(rows: Recording, first_step: int) -> dict[int, _StepEvents]:
+def _events_by_step(rows: Recording, first_step: int) -> dict[int, _StepDetails]:
     names = _names_by_key(rows.requests)
-    by_step: defaultdict[int, _StepEvents] = defaultdict(_StepEvents)
+    by_step: defaultdict[int, _StepDetails] = defaultdict(_StepDetails)
     events = rows.events[rows.events["step"] >= np.uint64(first_step)]
     for event in events:
         name = names.get(int(event["key"]))

@@ -207,7 +207,7 @@ class MultiplexService:
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
         acquire_permit = functools.partial(self._large_messages.acquire, tenant or context.peer())
         max_arrival_s = front.config.transport.max_arrival_s
-        reader = _Reader(context.read, acquire_permit, table, ready, writer, max_arrival_s)
+        reader = _CommandReader(context.read, acquire_permit, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)
         timeout_s = call_timeout_s(context)
         outcome = OK
@@ -233,7 +233,7 @@ class MultiplexService:
             table.release_all(outcome)
 
 
-class _Reader:
+class _CommandReader:
     """Runs the task that reads commands. If the task fails, closes the writer with the error.
 
     `internal_error` is the exception if the task failed with an error that is not a RequestError;

@@ -38,7 +38,7 @@ class OnceEncoder:
         self._head = service_pb.GenerateOnceResponse()
         self._prompt_texts: list[str] = []
         self._prompt: list[bytes] = []
-        self._outputs: dict[int, _Output] = {}
+        self._outputs: dict[int, _EncodedOutput] = {}
 
     def add(self, batch: Iterable[events.StreamEvent]) -> Iterator[None]:
         """Add the events in `batch`; progress events are ignored. Yields after each part of the
@@ -46,7 +46,7 @@ class OnceEncoder:
         for event in batch:
             match event:
                 case events.TokensPiece():
-                    output = self._outputs.setdefault(event.output_index, _Output())
+                    output = self._outputs.setdefault(event.output_index, _EncodedOutput())
                     yield from output.add(event, self._token_bytes)
                 case events.Accepted():
                     self._head.accepted.CopyFrom(accepted_of(event))
@@ -68,10 +68,10 @@ class OnceEncoder:
         yield from self._prompt
         for end in self._head.finished.outputs:
             index = end.output_index
-            yield from self._outputs.get(index, _Output()).parts(index)
+            yield from self._outputs.get(index, _EncodedOutput()).parts(index)
 
 
-class _Output:
+class _EncodedOutput:
     """The text and the token records of one output so far."""
 
     __slots__ = ("_num_tokens", "_records", "_texts")

@@ -14,8 +14,8 @@ from penstock.server.ipc.board import (
     BoardError,
     BoardView,
     EngineBoard,
-    FrontHeartbeat,
-    HeartbeatView,
+    LivenessReader,
+    LivenessWriter,
     LoadState,
     QueueState,
     create_board,
@@ -149,16 +149,16 @@ def test_invalid_boards_are_rejected() -> None:
     with pytest.raises(BoardError):
         BoardView(fd)
     with pytest.raises(BoardError):
-        FrontHeartbeat(fd, 8, 1)
+        LivenessWriter(fd, 8, 1)
     os.ftruncate(fd, 3)
     with pytest.raises(BoardError):
-        HeartbeatView(fd)
+        LivenessReader(fd)
     os.close(fd)
 
 
 def test_every_front_writes_its_heartbeat_in_its_row() -> None:
     fd = create_heartbeats(2)
-    view, one, two = HeartbeatView(fd), FrontHeartbeat(fd, 0, 7), FrontHeartbeat(fd, 1, 8)
+    view, one, two = LivenessReader(fd), LivenessWriter(fd, 0, 7), LivenessWriter(fd, 1, 8)
     one.heartbeat()
     one.heartbeat()
     two.heartbeat()

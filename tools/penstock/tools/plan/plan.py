@@ -152,7 +152,7 @@ def make_plan(
     max_replicas, num_curve_requests = search.max_replicas, search.num_curve_requests
     bounds = [lower_bound(window.requests, each.replica, target) for each in candidates]
     plans = tuple(
-        _Planner(window, candidate, target, on_progress, on_tried).plan(
+        _CandidatePlanner(window, candidate, target, on_progress, on_tried).plan(
             max_replicas, num_curve_requests
         )
         for candidate, bound in zip(candidates, bounds, strict=True)
@@ -188,7 +188,7 @@ def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
     return max(1, math.ceil(work_s / (window.end_s - window.start_s)))
 
 
-class _Planner:
+class _CandidatePlanner:
     """Plans one candidate; keeps the result of each number of replicas, so that none is simulated
     twice.
     """

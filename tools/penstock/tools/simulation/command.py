@@ -137,7 +137,7 @@ def _replay(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Output:
+class _RunOutput:
     """The output of a run: text lines, a function that returns the JSON, and one that writes the
     report into a folder and returns its charts.
     """
@@ -151,14 +151,14 @@ def _one_server(
     trace: "Iterator[TraceRequest]",
     config: "SimulationConfig",
     show: "Callable[[SimulationProgress], None]",
-) -> _Output:
+) -> _RunOutput:
     from penstock.tools.simulation.report import summary_json, summary_lines, write_report
     from penstock.tools.simulation.simulate import simulate
     from penstock.tools.simulation.summary import summarise
 
     run = simulate(trace, config, show)
     summary = summarise(run)
-    return _Output(
+    return _RunOutput(
         lines=[*summary_lines(summary), _effort(run, summary.num_steps)],
         json=partial(summary_json, run, summary),
         write=partial(write_report, run, summary),
@@ -171,7 +171,7 @@ def _many_servers(
     num_replicas: int,
     routing: "RoutingConfig",
     show: "Callable[[SimulationProgress], None]",
-) -> _Output:
+) -> _RunOutput:
     from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
     from penstock.tools.simulation.cluster_report import (
         cluster_json,
@@ -183,7 +183,7 @@ def _many_servers(
     cluster = ClusterConfig(replica=config, num_replicas=num_replicas, routing=routing)
     run = simulate_cluster(trace, cluster, show)
     summary = summarise_cluster(run)
-    return _Output(
+    return _RunOutput(
         lines=[*cluster_lines(run, summary), _effort(run.total, summary.total.num_steps)],
         json=partial(cluster_json, run, summary),
         write=partial(write_cluster_report, run, summary),

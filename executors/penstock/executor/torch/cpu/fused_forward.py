@@ -37,7 +37,7 @@ class CpuFusedForward:
         self._kernels = kernels
         self._rows = StepRows()
         self._layers = [
-            _Layer(
+            _AttendedLayer(
                 weights=weights,
                 attention=kernels.layer(
                     pages.layer(index),
@@ -121,7 +121,7 @@ class CpuFusedForward:
         return torch.from_numpy(ids.clip(0, len(self._model.embedding) - 1))
 
     def _project(
-        self, layer: "_Layer", residual: Tensor, added: Tensor | None, normed: Tensor
+        self, layer: "_AttendedLayer", residual: Tensor, added: Tensor | None, normed: Tensor
     ) -> Tensor:
         """Add `added`, unless it is None, to `residual` in place; return the queries, keys and
         values of the normalised sum, [tokens, elements]. `normed`: buffer for that sum.
@@ -131,7 +131,7 @@ class CpuFusedForward:
         return weights.qkv(normed)
 
     def _finish_layer(
-        self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor
+        self, layer: "_AttendedLayer", residual: Tensor, qkv: Tensor, normed: Tensor
     ) -> Tensor:
         """Run attention, whose output is added to `residual`, then the feed-forward part; return
         its output, not yet added. Changes the queries in `qkv`, and `normed`.
@@ -158,13 +158,13 @@ class CpuFusedForward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Layer:
+class _AttendedLayer:
     weights: FusedLayer
     attention: LayerAttention
 
 
 def _native_decoder(
-    model: FusedModel, kernels: Kernels, layers: Sequence[_Layer]
+    model: FusedModel, kernels: Kernels, layers: Sequence[_AttendedLayer]
 ) -> NativeDecoder | None:
     """Return the compiled decoder; None unless the kernels are compiled and all matrices of the
     layers are packed for them.

@@ -58,7 +58,7 @@ _CAN_FAIL = ("attend", "int8_linear", "run_layers")
 _NUM_BARRIERS = 32
 
 
-class _Layer(ctypes.Structure):
+class _CAttention(ctypes.Structure):
     _fields_ = (
         ("pages", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
@@ -183,7 +183,7 @@ class NativeKernels:
         sinks = None if sinks is None else sinks.detach().float().contiguous()
         is_int8 = pages.dtype is torch.int8
         head_dim = pages.shape[4] - (SCALE_BYTES if is_int8 else 0)
-        struct = _Layer(
+        struct = _CAttention(
             pages=pages.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
             num_heads=num_heads,
@@ -305,7 +305,7 @@ class NativeLayer:
     def __init__(
         self,
         functions: tuple[Any, Any, Any],
-        struct: _Layer,
+        struct: _CAttention,
         dtype: torch.dtype,
         kept: tuple[Tensor, Tensor | None],
     ) -> None:

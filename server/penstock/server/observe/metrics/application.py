@@ -114,7 +114,7 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _HttpCall:
     path: str
     accept: str
     parameters: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -192,19 +192,19 @@ class MetricsApplication:
                 return _Answer(HTTPStatus.BAD_REQUEST, text)
             if len(values) > 1:
                 return _Answer(HTTPStatus.BAD_REQUEST, f"duplicate parameter {name}\n".encode())
-        return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))
+        return route(_HttpCall(path, environ.get("HTTP_ACCEPT", ""), parameters))
 
-    def _route(self, path: str) -> "Callable[[_Call], _Answer] | None":
+    def _route(self, path: str) -> "Callable[[_HttpCall], _Answer] | None":
         if path in self._page:
             return lambda call: self._page[call.path]
-        routes: dict[str, Callable[[_Call], _Answer]] = {
+        routes: dict[str, Callable[[_HttpCall], _Answer]] = {
             METRICS_PATH: self._metrics,
             "/status.json": self._status_json,
             HEALTH_PATH: lambda _: _Answer(HTTPStatus.OK, b"ok\n"),
         }
         return routes.get(path)
 
-    def _metrics(self, call: _Call) -> _Answer:
+    def _metrics(self, call: _HttpCall) -> _Answer:
         (compat,) = call.parameters.get("compat", [""])
         if "compat" in call.parameters and not compat:
             return _Answer(HTTPStatus.BAD_REQUEST, b"compat must not be empty\n")
@@ -214,7 +214,7 @@ class MetricsApplication:
             return _Answer(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
         return _Answer(HTTPStatus.OK, body, content_type)
 
-    def _status_json(self, call: _Call) -> _Answer:
+    def _status_json(self, call: _HttpCall) -> _Answer:
         del call
         fresh = (("Cache-Control", "no-store"),)
         unavailable = HTTPStatus.SERVICE_UNAVAILABLE

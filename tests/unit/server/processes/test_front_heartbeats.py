@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.observe.heartbeat_timer import HeartbeatTimer
+from penstock.server.processes.front_reporter import HeartbeatTimer
 
 
 class Ticks:
