@@ -242,8 +242,9 @@ class LiveRequest:
             self._change_state(0)
 
     def on_prefix_found(self, output: LiveRequestOutput, change: PrefixFound) -> None:
-        """Replace the predicted number of cached prompt tokens by the number that the executor
-        reports. Ignored for other outputs than the first one."""
+        """Record the number of cached prompt tokens that the executor reports. Before the first
+        token and a preemption it also replaces the predicted number. Ignored for outputs other than
+        the first."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:

@@ -323,11 +323,11 @@ class FlightWriter:
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
-        """Return the number of generated tokens of a request, including the tokens of this
+        """Return the number of tokens that a request has generated, including the tokens of this
         iteration (`keys`).
 
-        The slot arrays remove a request when its slot is released. Therefore this adds the count of
-        the previous iteration and the tokens of this one.
+        A request whose slot has been released is no longer in the slot arrays. Therefore the number
+        is the total after the previous iteration plus the tokens of this one.
         """
         if live.slot < 0:
             return live.num_output

@@ -2,8 +2,8 @@
 
 Contains this rate limit, and a filter for the harmless error that gRPC logs when a client
 disconnects before its response is sent. The rate limit never drops lines of level CRITICAL or lines
-with `extra=ALWAYS`. Lines with `extra=ALWAYS` log starts and ends of processes: they are few and
-must be complete.
+with `extra=ALWAYS`. Such lines, for example for starts and ends of processes, are few and must be
+complete.
 """
 
 import logging
