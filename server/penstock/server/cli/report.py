@@ -38,8 +38,8 @@ def event_json(event: "Event") -> str:
 
 
 def value_json(value: Any, **instead: Any) -> str:
-    """Return a dataclass instance as one line of JSON. The values in `instead` replace those of the
-    fields with the same names."""
+    """Return a dataclass instance as one line of JSON. `instead` maps names of fields to values
+    that replace the values of these fields."""
     return json.dumps({**plain(value), **instead})
 
 

@@ -363,8 +363,8 @@ class LiveRequest:
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """Make the request wait for another engine, which continues its outputs. Also sends the
-        acceptance unless it was sent."""
+        """Make the request wait for another engine to continue its outputs. Also sends the
+        acceptance, unless it was already sent."""
         self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
@@ -410,7 +410,7 @@ class LiveRequest:
             self.fail(ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
-        """Send the new state of the request, which has started to run or waits again."""
+        """Send the new state of the request: it has started to run, or it waits again."""
         for output in self.outputs:
             output.is_plain = False
         self.stream.push(

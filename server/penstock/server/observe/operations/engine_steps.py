@@ -110,7 +110,7 @@ class EngineSteps:
         return self._itl.percentiles(now_s)
 
     def clear_live_requests(self) -> None:
-        """Record that no request is live, although the last step, which may be old, had requests.
+        """Record that no request is live. The last step may be old and may still have had requests.
 
         Their blocks count as cached until the next step.
         """
