@@ -20,6 +20,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from penstock.server.cli.report import table_lines
+
 Sense = Literal["at most", "at least"]
 _Row = TypeVar("_Row")
 
@@ -143,11 +145,7 @@ def progress(text: str) -> None:
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table with right-aligned columns; values are formatted by `cell`."""
     cells = [[cell(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    print(f"\n{title}")
-    print("  ".join(name.rjust(width) for name, width in zip(header, widths, strict=True)))
-    for row in cells:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    print("\n".join(["", title, *table_lines([header, *cells], str.rjust)]))
 
 
 def print_rows(title: str, rows: Sequence[Any], *columns: str) -> None:

@@ -277,8 +277,8 @@ def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
 
 
 def _encode_path(value: object) -> str:
-    """Return the text of a path. Raises TypeError for any other type, which `decode_launch` could
-    not restore."""
+    """Return the text of a path. Raises TypeError for any other type, because `decode_launch` could
+    not restore the value."""
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"launch parameters must not contain a {type(value).__name__}")

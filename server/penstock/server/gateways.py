@@ -1,5 +1,5 @@
-"""Discovers gateways, which let fronts (gRPC server processes) serve another protocol in addition
-to Penstock's API.
+"""Discovers gateways. With a gateway, fronts (gRPC server processes) serve another protocol in
+addition to Penstock's API.
 
 A gateway is an entry point of the group `penstock.gateways` that names a module. The module is
 imported only if the gateway is configured.
@@ -39,8 +39,8 @@ class Gateway(Protocol):
     ) -> "GatewayService":
         """Return the gateway's gRPC service for one front.
 
-        `board` is the engine's status board in shared memory, which has the load of the engine;
-        None without a board.
+        `board` is the engine's status board in shared memory, with the load of the engine; None
+        without a board.
         """
         ...
 

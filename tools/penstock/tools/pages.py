@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, cast
 
+from penstock.server.cli.report import table_lines
+
 _PAGE = """\
 <!doctype html>
 <html lang="en">
@@ -84,8 +86,4 @@ def number_text(value: float, num_decimals: int = 0) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows of text cells as lines with right-aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    return table_lines(rows, str.rjust)

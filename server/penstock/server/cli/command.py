@@ -31,11 +31,11 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports a usage error in one line, without the usage text, which is
-    long for a command with many options.
+    """An argument parser that reports a usage error in one line. It omits the usage text, because
+    this is long for a command with many options.
 
     `fill` adds the options of a command only when the command is called or its help is displayed,
-    because this imports the modules that declare them.
+    because adding them imports the modules that declare the options.
     """
 
     fill: "Callable[[Parser], None] | None" = None

@@ -244,7 +244,8 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
 
 
 def _discard_output() -> None:
-    """Redirect stdout to the null device. Python flushes stdout at exit, which would fail again."""
+    """Redirect stdout to the null device, because Python flushes stdout at exit and would fail
+    again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -133,8 +133,8 @@ def connect(args: argparse.Namespace) -> "SyncClient":
 def connect_for_streams(args: argparse.Namespace) -> "Client":
     """Create an asyncio client for the running event loop; otherwise the same as `connect`.
 
-    Ctrl-C during a stream is only safe with asyncio, which cancels the task: KeyboardInterrupt may
-    leave the locks of gRPC's blocking streams held.
+    Ctrl-C during a stream is only safe with asyncio, because asyncio cancels the task. In the
+    blocking client, KeyboardInterrupt may leave locks of gRPC's streams held.
     """
     from penstock.client import Client
 

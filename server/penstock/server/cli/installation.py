@@ -27,8 +27,8 @@ class Installation:
 
 
 def collect_installation() -> Installation:
-    """Return the versions of packages and the hardware of this machine. Runs nvidia-smi, which may
-    take a second."""
+    """Return the versions of packages and the hardware of this machine. May take a second, because
+    it runs nvidia-smi."""
     gpus = found_gpus()
     kernel = os.uname()
     return Installation(

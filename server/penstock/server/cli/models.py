@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import add_address_option, run_reporting
 from penstock.server.cli.connection_options import add_connection_options, connect
-from penstock.server.cli.report import value_json
+from penstock.server.cli.report import table_lines, value_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.client import Model
 
 
@@ -61,12 +59,3 @@ def _row(model: "Model") -> tuple[str, ...]:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def table_lines(rows: "Sequence[Sequence[str]]") -> list[str]:
-    """Format rows of equal length as lines with aligned columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

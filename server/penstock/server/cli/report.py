@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def event_json(event: "Event") -> str:
 
 
 def value_json(value: Any, **instead: Any) -> str:
-    """Return a dataclass instance as one line of JSON. The values in `instead` replace those of the
-    fields with the same names."""
+    """Return a dataclass instance as one line of JSON. `instead` maps names of fields to values
+    that replace the values of these fields."""
     return json.dumps({**plain(value), **instead})
 
 
@@ -58,6 +59,18 @@ def summary_line(finished: "Finished") -> str:
         f" (prompt {usage.num_prompt_tokens}, cached {usage.num_cached_prompt_tokens})",
     )
     return " | ".join(parts)
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust
+) -> list[str]:
+    """Format rows of equal length as lines with aligned columns. `align` fills a cell with spaces
+    up to a width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def finish_summary(finished: "Finished") -> str:

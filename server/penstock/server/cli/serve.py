@@ -127,8 +127,9 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return environment variables with the prefix PENSTOCK_ that are not settings.
 
-    Most likely they are misspelt. The variables of other commands are excluded, and so are those
-    that Kubernetes sets for services called penstock, penstock-metrics or penstock-operations.
+    Most likely they are misspelt. The result excludes the variables of other commands, and the
+    variables that Kubernetes sets for services called penstock, penstock-metrics or
+    penstock-operations.
     """
     others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *CONNECTION_VARIABLES)
     known = {*others, *_variables()}

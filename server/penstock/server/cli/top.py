@@ -1,4 +1,4 @@
-"""`penstock top`: displays a live view of a service, which it queries at the operations port.
+"""`penstock top`: queries a service at the operations port, and displays a live view of it.
 
 Contains the command, its keys and its refresh. `top_state.py` holds the state, and `top_view.py`
 draws it.

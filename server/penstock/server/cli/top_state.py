@@ -66,7 +66,7 @@ class TopState:
 
     @property
     def num_requests(self) -> int:
-        """The total number of requests, which may be more than were queried."""
+        """The total number of requests, including live requests that were not queried."""
         num_known = len(self.requests)
         if self.stats is None or num_known < MAX_REQUESTS:
             return num_known

@@ -329,8 +329,8 @@ def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
     """Return the number of cells for each of `parts`, in proportion to its value, out of
     `num_cells`.
 
-    Each number is rounded by at most one cell. If the sum of `parts` is at most `num_cells`, each
-    part gets as many cells as its value.
+    Each number is rounded by at most one cell. If the sum of `parts` is at most `num_cells`, the
+    number of cells of each part is its value.
     """
     total = sum(parts)
     num_cells = min(num_cells, total)

@@ -59,13 +59,14 @@ unknown stream may still be resubmitted."""
 class Dispatcher:
     """Translates frames from fronts into engine calls, and engine events into frames for fronts.
 
-    Each output of a request has a key, whose upper bits are the id of the front that submitted it.
-    `hello` is the first frame that each connecting process receives. `kept_limits` has the limits
-    of the streams kept for Resume. `execute` executes an observer's command; without it commands
-    are rejected. `quarantine` holds or rejects requests that may have crashed an earlier engine.
-    `mark_submitting` is called with the key of the first output of a request before the request is
-    submitted, and with 0 afterwards. `clock` is the engine's clock. `cache_index` is the index of
-    the blocks in the prefix cache; without it fronts cannot subscribe to changes of the cache.
+    Each output of a request has a key. The upper bits of the key are the id of the front that
+    submitted the request. `hello` is the first frame that each connecting process receives.
+    `kept_limits` has the limits of the streams kept for Resume. `execute` executes an observer's
+    command; without it commands are rejected. `quarantine` holds or rejects requests that may have
+    crashed an earlier engine. `mark_submitting` is called with the key of the first output of a
+    request before the request is submitted, and with 0 afterwards. `clock` is the engine's clock.
+    `cache_index` is the index of the blocks in the prefix cache; without it fronts cannot subscribe
+    to changes of the cache.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Dispatcher:
 
     @property
     def num_live(self) -> int:
-        """Number of outputs that have not ended, including those of kept streams without a
+        """Number of outputs that have not ended, including the outputs of kept streams without a
         front."""
         return sum(map(len, self._live_keys.values()))
 
@@ -125,7 +126,7 @@ class Dispatcher:
         return self.hello_frame
 
     def front_disconnected(self, front_id: int) -> None:
-        """Cancel the requests of a disconnected front, except those that another front can
+        """Cancel the requests of a disconnected front, except requests that another front can
         resume."""
         keys = self._live_keys.pop(front_id, set())
         kept = self.kept.front_disconnected(front_id)
@@ -241,8 +242,8 @@ class Dispatcher:
         self.kept.sweep()
 
     def _attach(self, front_id: int, attach: Attach) -> Attached:
-        """Attach a stream to this front, which receives its events from now on. Return the history
-        of the stream, or a failure if it cannot be attached."""
+        """Attach a stream to front `front_id`, so that this front receives its events from now on.
+        Return the history of the stream, or a failure if the stream cannot be attached."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
             failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
@@ -278,8 +279,8 @@ class Dispatcher:
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
     def _drop_superseded(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Drop `stream`, the older stream of a resubmitted request, and return True. If the request
-        must stay at another front, which has `stream`, drop nothing and return False.
+        """Drop `stream`, the older stream of a resubmitted request, and return True. If another
+        front has `stream` and the request must stay there, drop nothing and return False.
 
         `is_read` is True if a client reads the request at the submitting front. The request stays
         at the other front if a client reads it there, or if `is_read` is False.

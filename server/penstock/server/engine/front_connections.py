@@ -56,7 +56,7 @@ class _Connection:
         self.waiting.append((len(rest), now_s))
 
     def remove_sent(self, num_bytes: int) -> None:
-        """Remove the first bytes of the output buffer, which the socket has accepted."""
+        """Remove the bytes that the socket has accepted from the start of the output buffer."""
         del self.output[:num_bytes]
         while num_bytes:
             size, since_s = self.waiting.popleft()
@@ -166,7 +166,8 @@ class FrontConnections:
             self._send(connection, frame)
 
     def close(self) -> None:
-        """Close all connections, but not the listening socket, which belongs to the caller."""
+        """Close all connections. The listening socket stays open, because it belongs to the
+        caller."""
         for connection in self._connections:
             connection.socket.close()
         self._connections.clear()

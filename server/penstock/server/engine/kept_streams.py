@@ -193,8 +193,8 @@ class KeptStream:
 
 
 class _KeptLogprobs:
-    """Log probabilities of the tokens of one stream, with those of the `num_top` most likely tokens
-    at each position.
+    """Log probabilities of the tokens of one stream, and of the `num_top` most likely tokens at
+    each position.
 
     Each field is one array over all rows, because one array per row would take much more memory.
     """
@@ -332,8 +332,8 @@ class KeptStreams:
             self._enforce_limits()
 
     def front_disconnected(self, front_id: int) -> list[KeptStream]:
-        """Detach the streams of a disconnected front. Return them, including those that the limits
-        then drop."""
+        """Detach the streams of a disconnected front, and enforce the limits. Return the detached
+        streams, including streams that were then dropped because of the limits."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT

@@ -1,4 +1,4 @@
-"""The main loop of the engine process, which receives frames, runs steps and sends frames.
+"""The main loop of the engine process: receives frames, runs steps and sends frames.
 
 Decides when to run a step, when to wait, and when to run the engine's integrity check and periodic
 tasks. With an ordinary executor the engine runs steps while it has work. A self-paced executor
@@ -7,9 +7,9 @@ results, when a front (gRPC server process) has sent a frame, and when the time 
 expires. The integrity check runs in small parts while the engine is idle, so that a new request
 waits for at most one part.
 
-The loop also writes the status board, which is memory that it shares with the other processes. It
-writes the requests of a step before the step starts, so that the board lists them if the step
-crashes the process.
+The loop also writes the status board, a shared memory that the other processes read. It writes the
+requests of a step before the step starts, so that the board lists them if the step crashes the
+process.
 """
 
 from collections.abc import Callable

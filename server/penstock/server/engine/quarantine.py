@@ -86,8 +86,8 @@ class Quarantine:
         return True
 
     def next_probation(self) -> tuple[RequestSpec, ...]:
-        """Start the probation of the next held request and return its outputs, which the caller
-        submits. Return () if no request is held or another one is on probation."""
+        """Start the probation of the next held request, and return its outputs; the caller submits
+        them. Return () if no request is held or another request is on probation."""
         if self._on_probation or not self._held:
             return ()
         specs = self._held.popleft().specs
@@ -160,8 +160,8 @@ class Quarantine:
 
 
 def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Completed | Failed:
-    """Return the end event of `spec`: `Completed` with `reason`, or `Failed` if `reason` is None,
-    which means that the request is rejected."""
+    """Return the end event of `spec`: `Completed` with `reason`. If `reason` is None, the request
+    is rejected and the event is `Failed`."""
     if reason is not None:
         return Completed(key=spec.key, at_s=at_s, reason=reason)
     return Failed(

@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class RequestAccount:
-    """The data for the record of one request, except those that `live` has.
+    """The data for the record of one request, without the data in `live`.
 
     Attributes:
         call_timeout_s: Time from the arrival of the call to its deadline, in seconds; infinite
@@ -66,11 +66,11 @@ class RequestAccount:
         ceilings: The maximum priorities of its tenant.
         live: The request in the front; None until the front has registered it.
         failure: The error returned to the caller; None while there is none.
-        shared: The writer that sends the messages of this request together with those of other
-            requests; None otherwise.
+        shared: The writer that sends the messages of several requests together; None if this
+            request does not use one.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
         num_messages: Number of messages of this request that `live.stream.num_writes` does not
-            count: those of a shared writer, and the response of a unary call.
+            count: messages sent by a shared writer, and the response of a unary call.
         outcome, end_s: Outcome and end time of the request; None and NaN until the account is
             closed.
         stalled_s, num_stalls: Set when the account is closed; see `WatchedWrite.stalls`.
@@ -97,7 +97,7 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Record that `writer` sends the messages of this request together with those of other
+        """Record that `writer` sends the messages of this request together with messages of other
         requests."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
@@ -115,7 +115,7 @@ class RequestAccount:
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
     def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
-        """Return the record of the request, which has ended (see `set_outcome`).
+        """Return the record of the request. The request must have ended (see `set_outcome`).
 
         `sequence` is the number of the record in this front. If `has_content`, the record includes
         the start of the prompt and of each output.

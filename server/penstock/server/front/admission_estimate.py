@@ -1,10 +1,9 @@
 """Rejects requests that do not fit into the engine's queue, without a query to the engine.
 
 The front (gRPC server process) estimates the queue from the state that the engine published most
-recently, and from the requests that this front has submitted or withdrawn since. The engine, which
-has the requests of all fronts, checks again (`penstock.scheduler.admission_control`). A wrong
-estimate can therefore make a rejection one step late or early, but cannot violate the limit of the
-queue.
+recently, and from the requests that this front has submitted or withdrawn since. The engine has the
+requests of all fronts and checks again (`penstock.scheduler.admission_control`). A wrong estimate
+can therefore make a rejection one step late or early, but cannot violate the limit of the queue.
 
 If the queue is full, a request is accepted if it could displace another request in the engine by
 the rules of `penstock.scheduler.displacement`. The front estimates this from its own requests. One

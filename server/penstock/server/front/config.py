@@ -10,7 +10,8 @@ _MAX_WAIT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
-    """Connection limits of one front process. Raises SettingError, which names the invalid field.
+    """Connection limits of one front process. An invalid value raises SettingError, which names the
+    field.
 
     Connections beyond `max_connections` are rejected, so that many connections cannot exhaust
     memory and file descriptors. After `max_connection_age_s`, plus or minus 10 %, a connection
@@ -56,14 +57,16 @@ _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
-    """Limits and defaults of one front. Raises SettingError, which names the invalid field.
+    """Limits and defaults of one front. An invalid value raises SettingError, which names the
+    field.
 
-    The limits of requests are those of `penstock.v1.ModelLimits`, which publishes them. A message
-    that combines several steps is split if it would exceed the soft limit `max_message_bytes_hint`.
-    For messages that carry events of several requests, or if the client requested larger messages,
-    the soft limit is `max_shared_message_bytes_hint`. `max_resume_bytes` (including prompts) and
-    `max_detached_requests` limit the streams that the engine keeps for Resume. If a limit is
-    exceeded, streams of the tenant with the most bytes or the most detached requests are dropped.
+    `penstock.v1.ModelLimits` describes the limits of requests and publishes them to clients. A
+    message that combines several steps is split if it would exceed the soft limit
+    `max_message_bytes_hint`. For messages that carry events of several requests, or if the client
+    requested larger messages, the soft limit is `max_shared_message_bytes_hint`. `max_resume_bytes`
+    (including prompts) and `max_detached_requests` limit the streams that the engine keeps for
+    Resume. If a limit is exceeded, streams of the tenant with the most bytes or the most detached
+    requests are dropped.
 
     Attributes:
         max_chunk_tokens: The maximum of `min_chunk_tokens` in a request.

@@ -65,10 +65,11 @@ class EventRouter:
         self.newest_queue_position: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
-        """Apply the events of one step, which this front received at `now_s`, to their requests.
+        """Apply the events of one step to their requests. This front received the events at
+        `now_s`.
 
-        If `is_history`, these are earlier events of a request that is being attached; its reader
-        has not started yet, and `newest_queue_position` stays unchanged.
+        If `is_history`, these are earlier events of a request that is being attached. The reader of
+        this request has not started yet, and `newest_queue_position` stays unchanged.
         """
         touched: dict[LiveRequest, None] = {}
         newest = self.newest_queue_position

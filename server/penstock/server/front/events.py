@@ -1,8 +1,8 @@
 """The events of a stream, independent of their encoding.
 
 Defines the events in the backlog of a stream, and the records of single tokens. Records are created
-from the arrays of a step, which are converted to Python lists at most once per step. The gRPC layer
-groups events into messages and numbers the messages.
+from the arrays of a step; these arrays are converted to Python lists at most once per step. The
+gRPC layer groups events into messages and numbers the messages.
 """
 
 from collections.abc import Sequence
@@ -172,7 +172,7 @@ class LogprobRows:
         tokens.
 
         If `num_logprobs` is -1, the record has only the id. Raises ValueError if logprobs are
-        requested and the step has none, which is an error of the executor.
+        requested and the step has none; this is an error of the executor.
         """
         if num_logprobs < 0:
             return TokenRecord(token_id)

@@ -324,7 +324,7 @@ class Front:
         return state
 
     def begin_drain(self) -> None:
-        """Accept no new requests from now on. Wakes the shared writers, so that those without
+        """Accept no new requests from now on. Wakes the shared writers, so that writers without
         requests end."""
         self.is_draining = True
         for writer in self.shared_writers:
@@ -537,8 +537,8 @@ class Front:
         self.table.remove(request)
 
     def _detach(self, request: LiveRequest) -> None:
-        """Detach a request. This front drops the events of the request, which the engine keeps, but
-        can still replay the request."""
+        """Detach a request. This front then drops the events of the request, because the engine
+        keeps them, but can still replay the request."""
         request.is_detached = True
         stream = request.stream
 

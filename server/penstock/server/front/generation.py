@@ -147,11 +147,11 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Settings of a resumable request, which continues for up to `grace_s` seconds after the reader
-    of its stream has disconnected.
+    """Settings of a resumable request. After the reader of its stream has disconnected, the request
+    continues for up to `grace_s` seconds.
 
-    `message` is the request message from the client, serialised, from which any front (gRPC server
-    process) can recreate the request. It contains the prompt, so it must not be logged.
+    `message` is the serialised request message from the client. Any front (gRPC server process) can
+    recreate the request from `message`. It contains the prompt, so it must not be logged.
     """
 
     grace_s: float
@@ -159,13 +159,13 @@ class Resumption:
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated generation request, whose prompt is not tokenised yet.
+    """A validated generation request. Its prompt is not tokenised yet.
 
     Attributes:
         prompt_path: The proto path of the prompt, for errors.
         request_id: The id set by the client; None if the server generates it.
         adapter: The name of an adapter of the executor; empty for the model without an adapter.
-        tenant: The tenant of the call, which is not part of the request message.
+        tenant: The tenant of the call. The request message does not contain it.
         trace_id: The trace id of the call, 16 bytes; empty for a request without a trace.
         session_id: The name of the session within the tenant; empty without a session.
         resumption: The settings of a resumable request; None if the request ends with its call.

@@ -1,9 +1,9 @@
-"""Submits requests; the engine keeps the streams of those that are resumable.
+"""Submits requests to the engine; the engine keeps the streams of resumable requests.
 
 Converts a resumable request to a `KeptRequest` each time it is submitted to an engine. After a
-restart of the engine, this includes the history (the tokens and ends so far), from which another
-front (gRPC server process) can resume the request. Also stores the results of ended requests, to
-submit them to the next engine.
+restart of the engine, this includes the history (the tokens and ends so far), so that another front
+(gRPC server process) can resume the request. Also stores the results of ended requests, to submit
+them to the next engine.
 """
 
 from collections import deque
@@ -95,16 +95,16 @@ def result_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def submit_result(port: EnginePort, request: LiveRequest) -> None:
-    """Send the result of an ended request, if there is one, to a new engine, which keeps it. Raises
-    EngineUnavailable if no engine is connected."""
+    """If an ended request has a result, send the result to a new engine; the engine keeps it.
+    Raises EngineUnavailable if no engine is connected."""
     result = result_of(request)
     if result is not None:
         port.submit_kept((), result)
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
-    """Return the tokens and ends so far of those outputs that the next engine does not generate
-    again; None if there are none."""
+    """Return the tokens and ends so far of the outputs that the next engine does not generate
+    again; None if there are no tokens and no ends."""
     delivered = [output for output in request.outputs if not output.num_repeating]
     keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
     tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]

@@ -101,7 +101,7 @@ class LiveOutput(Generic[RequestT]):
     num_repeating: int = 0
 
     def repeats(self, token_id: int) -> bool:
-        """Compare `token_id`, which the current engine generates again, with the earlier token.
+        """Compare `token_id` with the earlier token at the same position of a repeated output.
 
         Returns True if they are equal. Decrements `num_repeating`, which must be above 0.
         """
@@ -113,8 +113,8 @@ class LiveOutput(Generic[RequestT]):
 def output_texts(
     generation: GenerationSpec, text: ModelText, stop_ids: Iterable[int]
 ) -> list[TextStream]:
-    """Return a new text stream for each output. `stop_ids` are all stop token ids, including those
-    of the model."""
+    """Return a new text stream for each output. `stop_ids` are all stop token ids, including the
+    stop token ids of the model."""
     stopping = generation.stopping
     ending = frozenset(stop_ids)
     stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None

@@ -242,8 +242,9 @@ class LiveRequest:
             self._change_state(0)
 
     def on_prefix_found(self, output: LiveRequestOutput, change: PrefixFound) -> None:
-        """Replace the predicted number of cached prompt tokens by the number that the executor
-        reports. Ignored for other outputs than the first one."""
+        """Record the number of cached prompt tokens that the executor reports. Before the first
+        token and a preemption it also replaces the predicted number. Ignored for outputs other than
+        the first."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
@@ -362,8 +363,8 @@ class LiveRequest:
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """Make the request wait for another engine, which continues its outputs. Also sends the
-        acceptance unless it was sent."""
+        """Make the request wait for another engine to continue its outputs. Also sends the
+        acceptance, unless it was already sent."""
         self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
@@ -409,7 +410,7 @@ class LiveRequest:
             self.fail(ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
-        """Send the new state of the request, which has started to run or waits again."""
+        """Send the new state of the request: it has started to run, or it waits again."""
         for output in self.outputs:
             output.is_plain = False
         self.stream.push(

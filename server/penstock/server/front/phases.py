@@ -23,8 +23,8 @@ DELIVER: Final = SegmentKind.DELIVER
 class PhaseClock:
     """The time that one request spends in each phase. Starts at `now_s` with the preparation.
 
-    `phase` is the phase that the client sees: QUEUE, which includes the preparation before
-    submission, PREFILL or DECODE. `segments` is the finer timeline, oldest first: it starts with
+    `phase` is the phase that the client sees: QUEUE, PREFILL or DECODE. QUEUE includes the
+    preparation before submission. `segments` is the finer timeline, oldest first: it starts with
     PREPARE and has DELIVER after `stop`; the end of the last segment is not set yet. After `stop`
     the phase no longer changes, although an output may run in the engine for a moment longer.
     """

@@ -5,8 +5,9 @@ rejected first. Then the prompt is charged to its tenant, and then it is tokenis
 a quota account for requests and tokens per minute in this front (gRPC server process). A prompt is
 charged to it even if it is rejected later or if the call only tokenises or detokenises. It is
 refunded if too much text of its tenant waits, or if other requests displace it from the engine's
-queue. The engine has separate accounts, shared by all fronts, which it charges for admitted
-requests. A tenant must stay within both. Both use the algorithm of `scheduler/quotas.py`.
+queue. The engine has a separate account per tenant, shared by all fronts, and charges it for
+admitted requests. A tenant must stay within both accounts. Both accounts use the algorithm of
+`scheduler/quotas.py`.
 """
 
 import secrets
@@ -117,7 +118,7 @@ class TextQuotas:
         self._add(tenant, 1, num_tokens)
 
     def charge_more(self, tenant: str, num_tokens: int) -> None:
-        """Charge `num_tokens` tokens in addition to those charged by `charge`. The account may
+        """Charge `num_tokens` tokens in addition to the tokens charged by `charge`. The account may
         become overdrawn."""
         self._add(tenant, 0, num_tokens)
 
@@ -160,7 +161,7 @@ def too_much_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedPrompt:
-    """Token ids, int32 [n], and their `text`, which is empty for a prompt of token ids unless
+    """Token ids, int32 [n], and their `text`. For a prompt of token ids, `text` is empty unless
     requested.
 
     `num_dropped_messages` is the number of oldest chat messages that the chat window has removed.
@@ -234,8 +235,8 @@ class Prompts:
         """Return the prompt as ids with block hashes, and its text if echo is requested.
 
         A text or chat that does not fit the KV cache is returned without hashes and text;
-        `check_prompt_fits` then rejects it. Raises the errors of `encode`, and for token ids those
-        of `check_prompt_fits`.
+        `check_prompt_fits` then rejects it. Raises the errors of `encode`, and for a prompt of
+        token ids also the errors of `check_prompt_fits`.
         """
         if isinstance(generation.prompt, TokenInput | LongTokenInput):
             # Reject the prompt by its number of ids, before the ids are converted or decoded.

@@ -59,10 +59,11 @@ class EchoedPrompt:
         return self._num_logprobs < 0 or self._next_position >= len(self._ids)
 
     def head(self) -> Iterator[PromptPiece]:
-        """Yield the text and the ids of the prompt, which are known before the engine has computed
-        it.
+        """Yield the text and the ids of the prompt. Both are known before the engine has computed
+        the prompt.
 
-        With logprobs, yields the text and only the first id, which has no log probability.
+        With logprobs, yields the text and only the first id, because the first id has no log
+        probability.
         """
         for start in range(0, len(self._text), MAX_PART_CHARS):
             yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])
@@ -164,7 +165,7 @@ class StreamHead:
         self._unreported_position: Queued | None = None
 
     def prepare(self, accepted: Accepted, prompt: EchoedPrompt) -> None:
-        """Store the acceptance and the prompt, which are sent later."""
+        """Store the acceptance and the prompt, to send them later."""
         self._accepted, self.prompt = accepted, prompt
         self.is_due = True
 

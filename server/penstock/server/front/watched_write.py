@@ -43,7 +43,7 @@ class WatchedWrite:
         self._num_stalls = 0
 
     def begin_write(self, now_s: float) -> None:
-        """Record that the calling task starts a write, which the reader may block."""
+        """Record that the calling task starts a write. The reader may block this write."""
         self.blocked_since_s = now_s
         self._writer = asyncio.current_task()
 

@@ -1,4 +1,4 @@
-"""Creates files in memory, which processes share by their descriptors."""
+"""Creates files in memory. Processes share these files by their descriptors."""
 
 import os
 import tempfile
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def anonymous_file(name: str, num_bytes: int) -> int:
-    """Return the descriptor of a new file of `num_bytes` zeros, which has no path. `name` is for
-    debugging.
+    """Create a file without a path that contains `num_bytes` zeros, and return its descriptor.
+    `name` is for debugging.
 
     Child processes do not inherit the descriptor unless it is passed explicitly. Raises OSError if
-    memory is exhausted.
+    a file of this size cannot be created.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)

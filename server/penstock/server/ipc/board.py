@@ -135,7 +135,7 @@ class EngineBoard:
         self._bank = 0
 
     def heartbeat(self) -> None:
-        """Increment the heartbeat count, which shows that the engine's loop is running."""
+        """Increment the heartbeat count, to show that the engine's loop is running."""
         words = self._words
         words[_NUM_HEARTBEATS] += 1
         words[_HEARTBEAT_NS] = time.monotonic_ns()
@@ -307,7 +307,7 @@ class LivenessWriter:
         self._words[self._first + _ROW_OWNER] = front_id
 
     def heartbeat(self) -> None:
-        """Increment the heartbeat count, which shows that the event loop is running."""
+        """Increment the heartbeat count, to show that the event loop is running."""
         words, first = self._words, self._first
         words[first + _ROW_HEARTBEATS] += 1
         words[first + _ROW_NS] = time.monotonic_ns()

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class Connection(asyncio.Protocol, Generic[FrameT]):
-    """One connection to a peer process, which is not reopened. `name` is the name of the peer for
-    logs.
+    """One connection to a peer process. It is not reopened after it closes. `name` is the name of
+    the peer for logs.
 
     `decode` decodes the body of a frame and `on_frame` receives the result. If either raises
     FrameError, the connection is closed. `on_open` and `on_closed` are each called once. A peer

@@ -194,7 +194,7 @@ class Follow(TaggedFrame, frozen=True, kw_only=True):
     """A request to subscribe to the cached blocks whose hash chains begin with `salt`. All requests
     with the same tenant, adapter and client salt have the same `salt`.
 
-    `ticket` is the number of the subscription, which the front chooses.
+    `ticket` is the number of the subscription; the front chooses this number.
     """
 
     ticket: int
@@ -209,8 +209,8 @@ class Unfollow(TaggedFrame, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart:
-    """Part `index` (from 0) of a snapshot, which has `num_parts` parts and `num_blocks` blocks in
-    total."""
+    """Part `index` (from 0) of a snapshot. The whole snapshot has `num_parts` parts and
+    `num_blocks` blocks."""
 
     index: int
     num_parts: int
@@ -336,8 +336,8 @@ class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
 
 
 class CancelById(TaggedFrame, frozen=True, kw_only=True):
-    """A front's command to cancel a request, which may be another front's. `request_id` is the
-    engine's id of the request. The response has the same `ticket`."""
+    """A front's command to cancel a request of any front. `request_id` is the engine's id of the
+    request. The response has the same `ticket`."""
 
     ticket: int
     request_id: str

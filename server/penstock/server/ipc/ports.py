@@ -66,7 +66,7 @@ class EnginePort(Protocol):
         ...
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Like `submit`, for a resumable request, which continues when the client's call ends.
+        """Like `submit`, for a resumable request: it continues when the client's call ends.
 
         If `specs` is empty, the request has ended, and the engine only keeps its stream.
         """
@@ -101,12 +101,12 @@ class EnginePortListener(Protocol):
     block or raise."""
 
     def on_hello(self, hello: EngineHello) -> None:
-        """Called with the first frame on each new connection, which may be to the same engine or to
-        another one."""
+        """Called with the first frame on each new connection, to the same engine or to another
+        engine."""
         ...
 
     def on_events(self, events: StepEvents) -> None:
-        """Called with the events of one step, which concern only requests that this front has."""
+        """Called with the events of one step that concern requests of this front."""
         ...
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:

@@ -210,8 +210,8 @@ def split_by_front(
 def select_outputs(
     events: StepEvents, is_selected: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
-    """Return those events of a step whose keys satisfy `is_selected`. `rows` [k] are the indices of
-    their tokens in `events.keys`."""
+    """Return the events of a step whose keys satisfy `is_selected`. `rows` [k] are the indices in
+    `events.keys` of the keys that satisfy it."""
     logprobs = events.logprobs
     return replace(
         events,

@@ -1,5 +1,5 @@
-"""Encodes frames between processes as bytes, and decodes them. A frame is a header and a body,
-which msgspec encodes from a struct.
+"""Encodes frames between processes as bytes, and decodes them. A frame is a header and a body;
+msgspec encodes the body from a struct.
 
 Defines the header, the limits, and the encoding of arrays. Each interface declares its frames as
 structs; the encoding follows from their fields. Both ends run on one machine from one installation.
@@ -31,8 +31,8 @@ class FrameError(Exception):
 class TaggedFrame(
     msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True
 ):
-    """Base class of all frames. A frame is encoded as an array: its tag, which is the name of its
-    class unless the class sets `tag`, then its fields.
+    """Base class of all frames. A frame is encoded as an array: its tag, then its fields. The tag
+    is the name of the class, unless the class sets `tag`.
 
     A field may have any type that msgspec supports, including dataclasses and enums, or be a
     one-dimensional array. `NDArray[np.int32]` is encoded as its memory and is read-only after

@@ -121,7 +121,7 @@ class FlightConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverConfig:
-    """Settings of the observer process, which exports metrics and traces.
+    """Settings of the observer process; it exports metrics and traces.
 
     If a port is None, it is not opened; if it is 0, any free port is used. Each tenant in
     `metrics_tenants` adds a few time series. An invalid value raises SettingError, which names the

@@ -19,8 +19,8 @@ class OutcomeCount:
     """The number `num` of ended requests that have the same method, status code, error reason and
     finish reason.
 
-    The other fields are as in `RequestRecord`. `finish_reason` is that of the first output, empty
-    if there is none.
+    The other fields are as in `RequestRecord`. `finish_reason` is the finish reason of the first
+    output, empty if there is none.
     """
 
     method: str

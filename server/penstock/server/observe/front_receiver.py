@@ -111,7 +111,8 @@ class FrontReceiver:
         return sum(heartbeat.num_live for heartbeat in heartbeats if heartbeat is not None)
 
     async def start(self, listener: socket.socket) -> None:
-        """Accept connections on `listener`, including those that fronts opened before this call."""
+        """Accept connections on `listener`, including connections that fronts opened before this
+        call."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._new_connection, sock=listener)
 

@@ -87,7 +87,7 @@ class ServiceListener:
         first.
 
         `num_missed` is the number of preceding steps that were overwritten before they were read.
-        `totals` has the engine's counts (`flight.layout.TOTALS`), which include overwritten steps.
+        `totals` has the engine's counts (`flight.layout.TOTALS`); they include overwritten steps.
         """
 
     def front_disconnected(self, front_id: int) -> None:
@@ -103,7 +103,7 @@ class ServiceListeners(ServiceListener):
         self._listeners = list(listeners)
 
     def add(self, listener: ServiceListener) -> None:
-        """Add a listener, which receives the events from now on."""
+        """Add a listener. It receives all later events."""
         self._listeners.append(listener)
 
     def add_records(self, records: Sequence[RequestRecord]) -> None:

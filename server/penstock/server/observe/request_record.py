@@ -118,11 +118,12 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         num_ahead: Number of requests ahead of it when it was queued; -1 if it was not queued.
         estimated_queue_s: The wait that was predicted when it was queued, in seconds; NaN if there
             was no prediction.
-        stalled_s: Total time in seconds for which writes blocked because its client did not read.
-        num_stalls: Number of these writes.
+        stalled_s: Total time for which writes blocked because its client did not read, in seconds.
+        num_stalls: Number of writes that blocked because its client did not read.
         num_messages: Number of messages sent.
         num_replays: Number of times that it was resubmitted after an engine crash.
-        sequence: Number of the record among those of its front, from 0, to detect lost records.
+        sequence: Number of the record among the records of its front, from 0, to detect lost
+            records.
     """
 
     sequence: int
@@ -175,8 +176,8 @@ class RequestRecorder:
 
     `offer` receives each record encoded (see `encode_record`), and returns True if it accepted the
     record; it must not block. Without `offer`, records are only counted. `num_records` is the
-    number of records so far, which is the sequence number of the next record. `dropped_records` is
-    the number of lost records by reason.
+    number of records so far. It is also the sequence number of the next record. `dropped_records`
+    is the number of lost records by reason.
     """
 
     def __init__(self, offer: Callable[[bytes], bool] | None = None) -> None:

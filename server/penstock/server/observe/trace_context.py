@@ -1,8 +1,8 @@
 """Reads the W3C trace context of a call, writes the response headers, and generates ids.
 
-The format is that of https://www.w3.org/TR/trace-context/. Accepts values of HTTP headers or gRPC
-metadata, as str or bytes. Malformed values are treated as absent, because an invalid trace context
-must never fail a request.
+The format is specified in https://www.w3.org/TR/trace-context/. Accepts values of HTTP headers or
+gRPC metadata, as str or bytes. Malformed values are treated as absent, because an invalid trace
+context must never fail a request.
 """
 
 import os
@@ -80,8 +80,8 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
 def trace_response(trace: TraceParent) -> str:
     """Return the `traceresponse` header of a request.
 
-    The sampled flag is that of the caller. For a trace that begins here it is 0, because the
-    sampling decision is made at the end of the request.
+    The sampled flag is copied from the caller's trace context. For a trace that begins here it is
+    0, because the sampling decision is made at the end of the request.
     """
     flags = _IS_SAMPLED if trace.is_parent_sampled else 0
     return f"00-{trace.trace_id.hex()}-{trace.span_id.hex()}-{flags:02x}"
@@ -113,7 +113,7 @@ class TraceIds:
         _all_ids.add(self)
 
     def discard_pool(self) -> None:
-        """Discard the pool of random bytes. Called in a forked process, which would otherwise
+        """Discard the pool of random bytes. Called in a forked process, because it would otherwise
         generate the same ids as its parent."""
         self._position = _POOL_BYTES
 
@@ -173,8 +173,7 @@ def _text_of(value: str | bytes) -> str:
 def _bounded(trace_state: str) -> str:
     """Return at most MAX_TRACE_STATE_CHARS characters of a trace state, without a truncated member.
 
-    The newest members, which come first, are kept. Returns "" if the trace state is not printable
-    ASCII.
+    Keeps the newest members; they come first. Returns "" if the trace state is not printable ASCII.
     """
     if not _TRACE_STATE.fullmatch(trace_state[: 4 * MAX_TRACE_STATE_CHARS]):
         return ""

@@ -10,7 +10,7 @@ from collections import Counter
 
 from penstock.client import Client, PenstockError
 from penstock.server.cli.command import ExitCode
-from penstock.server.cli.models import table_lines
+from penstock.server.cli.report import table_lines
 from penstock.tools.own_service import OwnService
 
 _NUM_SLOTS = 16

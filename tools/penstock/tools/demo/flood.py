@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from penstock.client import Client, PenstockError, Tokens
 from penstock.server.cli.command import ExitCode
-from penstock.server.cli.models import table_lines
+from penstock.server.cli.report import table_lines
 from penstock.tools.own_service import OwnService
 
 TENANT_KEY = "x-tenant"

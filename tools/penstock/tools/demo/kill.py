@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.client import Client, Tokens
 from penstock.server.cli.command import ExitCode
-from penstock.server.cli.models import table_lines
+from penstock.server.cli.report import table_lines
 from penstock.tools.demo.run import DemoRequest, DemoRun
 from penstock.tools.demo.view import PaneView
 from penstock.tools.own_service import OwnService, ServiceFailed

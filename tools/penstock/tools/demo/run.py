@@ -6,8 +6,7 @@ Does no I/O: events and times are arguments.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.models import table_lines
-from penstock.server.cli.report import finish_summary, printable, rate
+from penstock.server.cli.report import finish_summary, printable, rate, table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

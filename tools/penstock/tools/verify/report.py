@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.server.cli.installation import Installation
-from penstock.server.cli.models import table_lines
-from penstock.server.cli.report import printable
+from penstock.server.cli.report import printable, table_lines
 from penstock.tools.verify.check_result import CheckOutcome, CheckResult
 
 FORMAT = 1

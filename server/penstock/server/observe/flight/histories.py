@@ -91,7 +91,7 @@ class SlotInterval:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestHistory:
-    """The history of one output of a request, which the engine identifies by `key`.
+    """The history of one output of a request. `key` is the number of the output in the engine.
 
     `details` has the ids and options of the request, None if their row was overwritten. `end` is
     FINISHED or FAILED, None while the output is live. `reason` is the value of its FinishReason or
@@ -140,8 +140,7 @@ def begin_s(recording: Recording) -> float:
 def end_s(recording: Recording) -> float:
     """Return the latest recorded time, in seconds on the monotonic clock.
 
-    It is the latest of four times: when the recording was copied, and those of the last step, the
-    last event and the last launch.
+    It is the latest of four times: of the copy, the last step, the last event and the last launch.
     """
     steps, events, launch = recording.steps, recording.events, recording.last_launch
     known = [recording.copied_s]

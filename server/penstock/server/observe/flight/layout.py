@@ -1,11 +1,11 @@
-"""The layout of the flight recorder's memory, which is also its file format.
+"""The layout of the flight recorder's memory. A file of a recording has the same layout.
 
 Defines the rows and the offsets in the header, and validates a shared-memory region or a file. A
 recording has a header and three ring buffers: steps, events (one event of one request) and requests
 (their ids and options). The number of rows of each ring is a power of two. Sequence numbers count
 from 0; row n is at index n % size, so each ring has its newest `size` rows. One process writes
-while others read. A row is valid if it was not overwritten while it was read; the reader detects
-this from the counts in the header, which it reads before and after the row.
+while others read. A row is valid if it was not overwritten while it was read. To detect this, the
+reader compares the counts in the header before and after it reads the row.
 
 Times are seconds on the machine's monotonic clock. The facts (metadata in JSON) include one pair of
 clock readings, monotonic and Unix, to convert times. A recording contains no prompt, output or

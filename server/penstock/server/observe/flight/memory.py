@@ -57,8 +57,8 @@ def create_memory(num_steps: int, name: str) -> int:
 
 
 def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry]:
-    """Map the memory of a descriptor, which may then be closed; return the mapping and its
-    geometry.
+    """Map the memory of a descriptor, and return the mapping and its geometry. The descriptor may
+    be closed afterwards.
 
     The mapping is read-only unless `is_writer`. Raises FlightError if the memory is not a valid
     recording, and OSError if it cannot be mapped.
@@ -81,8 +81,8 @@ _MAX_BATCH = 16
 
 
 class RingMemory:
-    """Writes rows and counts to the mapped memory, which must have at most one writer at a time.
-    The constructor discards earlier content and writes `facts`, the metadata of the engine.
+    """Writes rows and counts to the mapped memory. The memory must have at most one writer at a
+    time. The constructor discards earlier content and writes `facts`, the metadata of the engine.
 
     `totals` has the counts of `layout.TOTALS` as 8-byte words, so that readers never see a
     partially written count. The first three are the row counts of the rings. The constructor raises

@@ -130,11 +130,11 @@ class FlightReader:
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
-        """Return the steps since the last call (a copy of STEP rows), and the number of steps
-        before them that were overwritten before they were read.
+        """Return the steps since the last call (a copy of STEP rows), and the number of earlier
+        steps that were overwritten before they could be read.
 
-        All steps are of one engine, which `facts` describes after the call. There are none before
-        the first engine, and while an engine initialises the memory.
+        All steps are of one engine; after the call, `facts` describes this engine. There are no
+        steps before the first engine, and while an engine initialises the memory.
         """
         if not self._follow():
             return np.zeros(0, dtype=STEP), 0
@@ -146,7 +146,7 @@ class FlightReader:
         return rows, num_missed
 
     def recording(self) -> Recording:
-        """Return the current content, which is of one engine.
+        """Return the current content of the memory. All of it is from one engine.
 
         Raises FlightError if no engine has written yet, or one is initialising the memory.
         """

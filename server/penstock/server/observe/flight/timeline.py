@@ -49,7 +49,7 @@ _MAX_TRACKS = 1_000_000
 
 
 class TimelineLanes:
-    """Assigns overlapping intervals to lanes, which are parallel tracks. Adds a lane if all are
+    """Assigns overlapping intervals to lanes (parallel tracks). Adds a lane if all lanes are
     occupied. `num` is the number of lanes."""
 
     def __init__(self) -> None:
@@ -59,7 +59,8 @@ class TimelineLanes:
     def assign(self, start_s: float, end_s: float) -> int:
         """Return the lane (from 0) for this interval. Call this in order of start times.
 
-        Intervals of one lane are at least a nanosecond apart, which is the resolution of the trace.
+        Intervals of one lane are at least a nanosecond apart, because this is the resolution of the
+        trace.
         """
         until_s = max(end_s, start_s) + 2e-9
         if self._busy_until and self._busy_until[0][0] <= start_s:

@@ -1,6 +1,6 @@
 """Writes the flight record of an engine, on the engine's thread.
 
-An iteration is one run of the engine's step function, which may return the result of a step. The
+An iteration is one run of the engine's step function. It may return the result of a step. The
 writer keeps the state of live requests between events. Per step it packs one row and copies the
 column of token counts of the slot arrays (one entry per batch slot). Python code runs per event
 (admission, chunk, first token, end), never per running request. The writer does not read the
@@ -38,7 +38,7 @@ from penstock.server.tenants import client_request_id
 
 
 class IterationGaps:
-    """Measures the inter-token latency of a self-paced engine, whose executor schedules its own
+    """Measures the inter-token latency of a self-paced engine: its executor schedules its own
     batches. `num_slots` is the number of its batch slots."""
 
     def __init__(self, num_slots: int) -> None:
@@ -103,10 +103,11 @@ class _Live:
 
 
 class FlightWriter:
-    """Writes the flight record to the memory of descriptor `fd`, which may be closed afterwards.
+    """Writes the flight record to the memory of descriptor `fd`. The descriptor may be closed
+    afterwards.
 
-    It is an `EngineListener` whose methods may raise exceptions, which `EngineListeners` handles.
-    The constructor raises FlightError or OSError if the memory cannot be used.
+    The methods of this `EngineListener` may raise exceptions; `EngineListeners` handles them. The
+    constructor raises FlightError or OSError if the memory cannot be used.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
@@ -322,11 +323,11 @@ class FlightWriter:
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
-        """Return the number of generated tokens of a request, including those of this iteration
-        (`keys`).
+        """Return the number of tokens that a request has generated, including the tokens of this
+        iteration (`keys`).
 
-        The slot arrays remove a request when its slot is released. Therefore this adds the count of
-        the previous iteration and the tokens of this one.
+        A request whose slot has been released is no longer in the slot arrays. Therefore the number
+        is the total after the previous iteration plus the tokens of this one.
         """
         if live.slot < 0:
             return live.num_output
@@ -380,8 +381,8 @@ class FlightWriter:
         """Return the mean time between the tokens of a step's decodes and their previous tokens, in
         seconds; NaN if no decode got a token.
 
-        The previous token of a decode is from the previous step. The exception is a paused decode,
-        which steps skip: the time of the skipped steps is added in the step that resumes it.
+        The previous token of a decode is from the previous step, unless the decode was paused.
+        Steps skip a paused decode; the step that resumes it adds the time of the skipped steps.
         """
         step_s = collected_s - self._collected_s
         gap_s = step_s if num_itl > 0 else nan
@@ -396,7 +397,8 @@ class FlightWriter:
         return gap_s
 
     def _count(self, place: int) -> None:
-        """Add 1 to the count at index `place` of `_uncounted`, which the next step row includes."""
+        """Add 1 to the count at index `place` of `_uncounted`. The next step row includes these
+        counts."""
         uncounted = list(self._uncounted)
         uncounted[place] = min(uncounted[place] + 1, _MAX_U2)
         self._uncounted = uncounted

@@ -44,7 +44,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         """Write to stderr where in the code the lost line was logged, and the type of the
         exception.
 
-        The base class would also write the arguments of the line, which may quote a client.
+        The base class would also write the arguments of the line, but these may quote a client.
         """
         kind, _, _ = sys.exc_info()
         name = "an error" if kind is None else kind.__name__
@@ -61,7 +61,7 @@ def configure_logging(
 
     `process` is the name of this process in its lines. `level` is a name such as "info". `form` is
     one of LOG_FORMATS. `has_exception_messages` enables the messages of exceptions of other
-    libraries, which may quote data of clients. Raises ValueError for an unknown level.
+    libraries; such messages may quote data of clients. Raises ValueError for an unknown level.
     """
     if form == AUTO_FORMAT:
         form = "short" if sys.stderr.isatty() else "text"

@@ -1,8 +1,8 @@
 """Limits log lines: each place in the code may log a burst of lines, then one line per second.
 
 Contains this rate limit, and a filter for the harmless error that gRPC logs when a client
-disconnects before its response is sent. The rate limit never drops lines of level CRITICAL and
-lines with `extra=ALWAYS`, which log starts and ends of processes: they are few and must be
+disconnects before its response is sent. The rate limit never drops lines of level CRITICAL or lines
+with `extra=ALWAYS`. Such lines, for example for starts and ends of processes, are few and must be
 complete.
 """
 

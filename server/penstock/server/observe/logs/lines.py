@@ -1,15 +1,15 @@
 """Formats log lines as text for humans, as shorter text for a terminal, or as JSON for log
 collectors.
 
-Defines the fields, their names and the escaping, which keeps each event on one line even if the
-request id contains line breaks.
+Defines the fields, their names and the escaping. The escaping keeps each event on one line even if
+the request id contains line breaks.
 
 The type and the frames of an exception are always logged, its message only if it is safe. The
 message of an exception raised while a request is handled may quote the request ("invalid literal:
 '...'"), so without `has_exception_messages` messages are logged only from these sources:
 
-- Penstock's exceptions, except those of packages that handle client data; the part after a colon
-  may quote the cause of the exception, so it is removed if a cause is of another source;
+- Penstock's exceptions, except exceptions of packages that handle client data; the part after a
+  colon may quote the cause of the exception, so it is removed if a cause is of another source;
 - errors of the operating system, by their number;
 - MemoryError and the errors of device drivers, which do not contain request data.
 

@@ -1,4 +1,4 @@
-"""The WSGI application of the metrics port, which serves the metrics, the status page, its data
+"""The WSGI application of the metrics port. Serves the metrics, the status page, its data
 (`/status.json`) and the health check.
 
 Defines the routes, the access rules and the keys of `/status.json`. The status is cached, so that
@@ -276,7 +276,7 @@ def status_json(
 
 class LiveStatus:
     """Queries the status of the service on the event loop `loop` and caches it. May be called from
-    any thread except that of `loop`."""
+    any thread except the thread of `loop`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Renders the metrics as Prometheus text; if requested, also under the names of other systems.
 
-The Accept header selects the text format. Also contains the tables of aliases, which are the names
-of Penstock's metrics in TensorRT-LLM or in the OpenTelemetry conventions. An alias has the same
-values; metrics without a counterpart have no alias.
+The Accept header selects the text format. Also contains the tables of aliases. An alias is the name
+of one of Penstock's metrics in TensorRT-LLM or in the OpenTelemetry conventions. It has the same
+values as the metric; metrics without a counterpart have no alias.
 """
 
 from collections import defaultdict

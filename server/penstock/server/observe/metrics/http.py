@@ -1,6 +1,6 @@
 """The metrics port: an HTTP/1.0 server on separate threads, next to the observer's event loop.
 
-Owns the socket and the threads, which end with the process. Routes and access rules are in
+Owns the socket and the threads. The threads end with the process. Routes and access rules are in
 `application.py`.
 
 At most MAX_CALLS requests are handled at a time. A request takes one of these slots only when it is
@@ -93,8 +93,9 @@ class OpenConnections:
             self._handled_since_s.pop(connection, None)
 
     def close_late(self) -> None:
-        """Close connections without a complete request after MAX_RECEIVE_S, and those whose request
-        is not finished after MAX_CALL_S. Their threads then end."""
+        """Close connections that have sent no complete request within MAX_RECEIVE_S, and
+        connections with a request that is not finished within MAX_CALL_S. Their threads then
+        end."""
         now_s = self._clock()
         with self._lock:
             pending = _older(self._pending_since_s, now_s - MAX_RECEIVE_S)
@@ -188,7 +189,8 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind as WSGIServer does, but without its DNS lookup, whose result is not used."""
+        """Bind as WSGIServer does, but without its DNS lookup, because the result would not be
+        used."""
         # The socket that reserves the port is bound to it too.
         option = socket.SO_REUSEPORT if self._is_reserved else socket.SO_REUSEADDR
         self.socket.setsockopt(socket.SOL_SOCKET, option, 1)

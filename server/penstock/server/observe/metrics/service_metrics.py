@@ -81,7 +81,7 @@ class ServiceMetrics(ServiceListener, Collector):
     used. `tenants` are the tenants with separate series. `methods` are the full names of the RPC
     methods that carry requests; the first one has series from the start. `trace_counts`,
     `processes` and `load` are called when metrics are collected. Without `load`, the load of the
-    engine is that of its last step.
+    engine is its load in the last step.
     """
 
     def __init__(

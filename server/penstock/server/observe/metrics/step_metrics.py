@@ -147,7 +147,7 @@ class StepMetrics:
         gauge(catalogue.KV_USAGE).set(used / total if total else 0)
 
     def _begin_epoch(self, epoch: int) -> None:
-        """If `epoch` is that of a newer engine, count the restarts since the previous engine and
+        """If `epoch` belongs to a newer engine, count the restarts since the previous engine and
         reset the state of the previous engine. Otherwise do nothing."""
         if epoch <= self._epoch:
             return

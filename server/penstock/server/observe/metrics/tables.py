@@ -1,7 +1,7 @@
 """Stores the values of counters, gauges and histograms by their label values.
 
 Converts the values to `prometheus_client` metrics. The histograms of prometheus_client add one
-value at a time; those of this module add arrays with weights. Not thread-safe.
+value at a time; the histograms of this module add arrays with weights. Not thread-safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ class CounterTable:
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
         """Return the metric with all its series. The labels of each series begin with the constant
-        labels, which have the names `constant_names` and the values `constant`."""
+        labels. Their names are `constant_names`, and their values are `constant`."""
         names = (*constant_names, *self._spec.labels)
         family = CounterMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -82,7 +82,7 @@ class GaugeTable:
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
         """Return the metric with all its series. The labels of each series begin with the constant
-        labels, which have the names `constant_names` and the values `constant`."""
+        labels. Their names are `constant_names`, and their values are `constant`."""
         names = (*constant_names, *self._spec.labels)
         family = GaugeMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -137,7 +137,7 @@ class HistogramTable:
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
         """Return the metric with all its series. The labels of each series begin with the constant
-        labels, which have the names `constant_names` and the values `constant`."""
+        labels. Their names are `constant_names`, and their values are `constant`."""
         names = (*constant_names, *self._spec.labels)
         family = HistogramMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, series in self._series.items():
@@ -161,7 +161,7 @@ def _checked(spec: MetricSpec, labels: Labels) -> Labels:
 
 class MetricTables:
     """The tables of all metrics of the catalogue. All series have the labels `constant`, a mapping
-    of names to values, in addition to those of their metric."""
+    of names to values, in addition to the labels of their metric."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         self._names = tuple(constant)

@@ -110,7 +110,7 @@ class EngineSteps:
         return self._itl.percentiles(now_s)
 
     def clear_live_requests(self) -> None:
-        """Record that no request is live, although the last step, which may be old, had requests.
+        """Record that no request is live. The last step may be old and may still have had requests.
 
         Their blocks count as cached until the next step.
         """
@@ -169,8 +169,8 @@ class _Slots:
         return index, held != number
 
     def live(self, now_s: float) -> NDArray[np.bool_]:
-        """Return a boolean mask, of shape [num_slots], of the entries of the ring that are not
-        older than `num_slots` slots."""
+        """Return a boolean mask [num_slots] of the ring's entries that belong to the last
+        `num_slots` slots of time, including the current one; the others are stale."""
         newest = self.number_at(now_s)
         return (self._numbers > newest - self.num_slots) & (self._numbers <= newest)
 

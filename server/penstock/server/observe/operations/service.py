@@ -126,7 +126,8 @@ class Operations:
     async def set_log_level(self, level: str) -> None:
         """Set the log level of all processes.
 
-        Raises OperationsError, which names an invalid level or the processes that failed.
+        Raises OperationsError if the level is invalid, or if processes failed; the message names
+        the level or these processes.
         """
         if level not in LOG_LEVELS:
             raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
@@ -171,7 +172,7 @@ class Operations:
         return self._flight
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run `work`, which uses the flight recorder, on a thread and return its result. Only one
+        """Run `work` on a thread and return its result. `work` uses the flight recorder. Only one
         call runs at a time. The work continues even if the caller is cancelled."""
         await self._reading_flight.acquire()
         working = asyncio.ensure_future(asyncio.to_thread(work))

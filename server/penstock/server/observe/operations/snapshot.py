@@ -2,9 +2,9 @@
 
 Defines the values, which correspond to `penstock.v1.ServerStats` but do not use protobuf. Merges
 the engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue
-position), a front (gRPC server process) has requests (phase, history, backlog). If only one of them
-has a request, the fields of the other are empty or derived. Durations are in seconds, None if
-unknown.
+position), a front (gRPC server process) has requests (phase, history, backlog). If only the engine
+or only a front has a request, the fields from the other are empty or derived. Durations are in
+seconds, None if unknown.
 """
 
 import math

@@ -45,7 +45,7 @@ class RequestCounts:
         self._past: Counter[str] = Counter()
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Store the heartbeat of a front, which replaces its previous one."""
+        """Store the heartbeat of a front. It replaces the previous heartbeat of this front."""
         process = (heartbeat.front_id, heartbeat.pid)
         # Move it to the end, so that the oldest fronts are dropped first.
         self._heartbeats.pop(process, None)
@@ -290,8 +290,8 @@ class SnapshotMaker(ServiceListener):
         return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
-        """Return True if the last step ended over a second ago. The last heartbeats, which fronts
-        send every second, are then newer than the figures of the step."""
+        """Return True if the last step ended over a second ago. Fronts send a heartbeat every
+        second, so their last heartbeats are then newer than the figures of the step."""
         return self._clock() - self._steps.updated_s > 1.0
 
 

@@ -1,8 +1,8 @@
-"""Converts the submissions and events of an engine to a workload trace, which has the lengths,
+"""Converts the submissions and events of an engine to a workload trace. The trace has the lengths,
 arrival times and shared prefixes of the requests.
 
 A trace contains no text and no token ids, and tenants are renamed `tenant-1`, `tenant-2` and so on.
-It contains no block hashes either, because a reader could use them to verify a guessed prompt. Uses
+It contains no block hashes either, because a reader could verify a guessed prompt with them. Uses
 neither files nor threads.
 """
 

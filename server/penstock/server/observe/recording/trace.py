@@ -1,5 +1,4 @@
-"""Defines a recorded request, which is one line of a workload trace. It has no text and no token
-ids.
+"""Defines a recorded request: one line of a workload trace. It has no text and no token ids.
 
 Recordings have one JSON object per line, as `msgspec.json` encodes a value: `TraceRequest` in the
 file of requests, the scheduler's `StepMeasure` in the file of steps.
@@ -26,7 +25,7 @@ class TraceError(ValueError):
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise ValueError, which names the field, for text that cannot be encoded as UTF-8."""
+    """Raise ValueError, naming the field `name`, if `text` cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -34,7 +33,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_length(name: str, num_tokens: int) -> None:
-    """Raise ValueError, which names the field, for a number of tokens outside the valid range."""
+    """Raise ValueError, naming the field `name`, if `num_tokens` is outside the valid range."""
     if num_tokens < 1:
         raise ValueError(f"{name} must be at least 1, not {num_tokens}")
     if num_tokens > MAX_REQUEST_TOKENS:
@@ -53,7 +52,7 @@ class TraceRequest(
     forbid_unknown_fields=True,
     rename=_FIELD_NAMES,
 ):
-    """One request of a workload trace. Raises ValueError, which names the invalid field.
+    """One request of a workload trace. An invalid value raises ValueError, which names the field.
 
     `arrival_s` is in seconds since the start of the trace. `num_output_tokens` is the number of
     generated tokens. `ttft_deadline_s` and `deadline_s` are in seconds after the arrival, infinite

@@ -34,8 +34,8 @@ def input_messages(prompt: str) -> str:
 
 
 def output_messages(outputs: Sequence[str], finish_reasons: Sequence[str]) -> str:
-    """Return a JSON array with one assistant message per output, which has the finish reason of the
-    output if there is one."""
+    """Return a JSON array with one assistant message per output. Each message has the finish reason
+    of its output if there is one."""
     messages = [_message("assistant", text) for text in outputs]
     for message, reason in zip(messages, finish_reasons, strict=False):
         message["finish_reason"] = reason
@@ -70,7 +70,7 @@ _OPTION_KEYS = (
 
 
 def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """Return the attributes that the sampler receives, which are known when the request arrives."""
+    """Return the attributes for the sampler. All are known when the request arrives."""
     options = record.options
     attributes: dict[str, AttributeValue] = {
         keys.RPC_SYSTEM: "grpc",
@@ -199,7 +199,8 @@ def _add_request_facts(attributes: dict[str, AttributeValue], record: RequestRec
 
 
 def _name(text: str) -> str:
-    """Return the name of a reason; `UNKNOWN_NAME` for free text, which may quote a prompt."""
+    """Return the name of a reason; `UNKNOWN_NAME` for free text, because this may quote a
+    prompt."""
     return text if _NAME.fullmatch(text) else UNKNOWN_NAME
 
 

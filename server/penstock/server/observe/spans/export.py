@@ -181,7 +181,7 @@ class MalformedHeaderFilter(logging.Filter):
         self._variable = variable
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replace the message, which may contain the header; return True."""
+        """Replace the message, because it may contain the header; return True."""
         record.msg = "%s: what is not name=value in it is left out"
         record.args = (self._variable,)
         record.exc_info = record.exc_text = record.stack_info = None
@@ -208,8 +208,8 @@ def limit_exporter_logs(environment: Mapping[str, str]) -> None:
 class HashCachedResource(Resource):
     """A resource whose hash is computed once.
 
-    The span encoder looks up the resource for each span, and `Resource` converts itself to JSON for
-    each hash, which is slow.
+    The span encoder looks up the resource for each span. This is slow with the base class, because
+    `Resource` converts itself to JSON for each hash.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -340,9 +340,10 @@ def start_tracing(
     """Start tracing as configured by the `OTEL_*` variables. `model` is the name of the served
     model.
 
-    `environment` has the variables that this module reads, by default those of the process; the SDK
-    and the exporters always read those of the process. Raises ValueError, which names the invalid
-    variable, and TypeError for an entry point that is not an exporter or a sampler.
+    `environment` has the variables that this module reads, by default the environment of the
+    process. The SDK and the exporters always read the environment of the process. Raises
+    ValueError, which names the variable, if one is invalid, and TypeError if an entry point is not
+    an exporter or a sampler.
     """
     environment = os.environ if environment is None else environment
     check_numbers(environment)

@@ -3,11 +3,10 @@
 All keys are imported from here, so that a new release of the conventions changes only this file.
 docs/telemetry.md is generated from it.
 
-The RPC keys are those of the OpenTelemetry semantic conventions 1.44, and `rpc.status_code`, the
+The RPC keys are from the OpenTelemetry semantic conventions 1.44, except `rpc.status_code`, the
 announced next name of `rpc.response.status_code`. The `gen_ai.*` keys are from 1.41.1, the last
-release that had them.
-`gen_ai.latency.*` is in no convention, but vLLM, SGLang and TensorRT-LLM all use it. Token usage is
-on the root span only, because dashboards sum it over spans.
+release that had them. `gen_ai.latency.*` is in no convention, but vLLM, SGLang and TensorRT-LLM all
+use it. Token usage is on the root span only, because dashboards sum it over spans.
 """
 
 import enum
@@ -19,8 +18,8 @@ REPLAYED_EVENT = "penstock.replayed"
 
 
 class SpanOfKey(enum.StrEnum):
-    """The span to which a key belongs. The names of child spans are those of `SegmentKind`.
-    RESIDENCY is the last span of an interval in the running batch."""
+    """The span to which a key belongs. Child spans have the names of `SegmentKind`. RESIDENCY is
+    the last span of an interval in the running batch."""
 
     ROOT = "root"
     QUEUE = "queue"

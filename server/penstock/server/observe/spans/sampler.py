@@ -1,8 +1,8 @@
 """Decides which traces are kept, after their requests have ended.
 
-Traces of some requests are always kept, such as those with a server error. The SDK's sampler, which
-is selected by `OTEL_TRACES_SAMPLER`, decides about the others. This module contains these rules,
-and the sampler that wraps the SDK's sampler.
+Traces of some requests are always kept, such as those with a server error. For other requests the
+SDK's sampler decides; `OTEL_TRACES_SAMPLER` selects it. This module contains these rules, and the
+sampler that wraps the SDK's sampler.
 """
 
 import enum
@@ -25,8 +25,7 @@ from penstock.server.observe.status_codes import is_server_error
 
 
 class KeepReason(enum.StrEnum):
-    """The reason why a trace was kept. The values are those of the attribute
-    `penstock.sampling.reason`."""
+    """Why a trace was kept. These are the values of the attribute `penstock.sampling.reason`."""
 
     ERROR = "error"
     SLOW = "slow"
@@ -68,8 +67,8 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 class KeepSampler(Sampler):
     """Keeps each root span that has the attribute SAMPLING_REASON. The sampler `inner` decides
-    about other root spans; those that it keeps get the attribute, with the reason PARENT or
-    SAMPLER.
+    about other root spans. If it keeps a span, the span gets the attribute with the reason PARENT
+    or SAMPLER.
 
     Child spans have the decision of their root, so `inner` is called at most once per trace.
     """
@@ -104,7 +103,7 @@ class KeepSampler(Sampler):
         return Result(result.decision, attributes, result.trace_state)
 
     def get_description(self) -> str:
-        """Return the name of this sampler, with that of the wrapped sampler."""
+        """Return the name of this sampler, with the description of the wrapped sampler."""
         return f"PenstockKeepSampler{{{self._inner.get_description()}}}"
 
 

@@ -121,8 +121,8 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut down the wrapped exporter. This may abort a running export, whose spans are then
-        counted as dropped. Idempotent."""
+        """Shut down the wrapped exporter. If this aborts a running export, the spans of that export
+        are counted as dropped. Idempotent."""
         with self._lock:
             is_first, self._is_shut = not self._is_shut, True
         if is_first:
@@ -137,9 +137,9 @@ class BoundedSpanProcessor(BatchSpanProcessor):
     """A batch span processor whose `on_end` blocks while the queue is full, instead of dropping
     spans.
 
-    The queue holds `max_queue_size` spans, of which at most `max_batch_size` are exported at a time
-    (None: the value of `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, or the SDK's default). Other settings are
-    those of the `OTEL_BSP_*` variables.
+    The queue holds `max_queue_size` spans. At most `max_batch_size` spans are exported at a time
+    (None: the value of `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, or the SDK's default). Other settings come
+    from the `OTEL_BSP_*` variables.
     """
 
     def __init__(

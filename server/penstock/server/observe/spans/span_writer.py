@@ -71,8 +71,8 @@ class PlannedIds(IdGenerator):
         self._span_id = 0
 
     def plan(self, trace_id: int, span_id: int) -> None:
-        """Set the id of the next span, and its trace id, which is used only if the span has no
-        parent."""
+        """Set the id of the next span, and its trace id. The trace id is used only if the span has
+        no parent."""
         self._trace_id = trace_id
         self._span_id = span_id
 
@@ -116,7 +116,7 @@ class UnixClock:
         return self._offset_ns
 
     def _measure(self) -> int:
-        """Read both clocks a few times and return the offset of the fastest reading, which is the
+        """Read both clocks a few times. Return the offset of the fastest reading, because it is the
         most accurate."""
         readings: list[tuple[int, int]] = []
         for _ in range(_NUM_READINGS):
@@ -133,8 +133,8 @@ def to_unix_ns(at_s: float, offset_ns: int) -> int:
 
 
 class SpanWriter:
-    """Writes the traces of ended requests as spans of `provider`, whose id generator is `ids`. Not
-    thread-safe. `model` is the name of the served model."""
+    """Writes the traces of ended requests as spans of `provider`. `ids` is the id generator of
+    `provider`. Not thread-safe. `model` is the name of the served model."""
 
     def __init__(
         self,
@@ -221,8 +221,8 @@ def _kept_indices(num_segments: int) -> Iterable[int]:
 
 
 def _child_id(root_id: int, index: int) -> int:
-    """Return the span id of child `index`. It is derived from the id of the root, differs from
-    those of the other children and is never 0."""
+    """Return the span id of child `index`. It is derived from the id of the root, differs from the
+    ids of the other children and is never 0."""
     return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
 
 

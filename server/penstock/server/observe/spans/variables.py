@@ -27,8 +27,8 @@ _COUNTS = (
 
 
 def check_numbers(environment: Mapping[str, str]) -> None:
-    """Raise ValueError, which names the variable, for a value that is not a valid number and for a
-    batch size that exceeds the queue size."""
+    """Raise ValueError, which names the variable, if a value is not a valid number or if the batch
+    size exceeds the queue size."""
     for name in _SECONDS:
         if (text := _text(environment, name)) and not _is_time(text):
             raise ValueError(f"{name} must be seconds above 0, not {text!r}")
