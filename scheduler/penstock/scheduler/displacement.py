@@ -10,7 +10,7 @@ single request that is larger than its tenant's fair share, if the arriving tena
 fair share, so that one request with many outputs does not block others. The fair share is the
 tenant's weighted part of the exceeded bound, among all waiting tenants and the arriving one; it is
 at least one request. If no other tenant's request can be displaced, the arriving request displaces
-requests of its own tenant in a lower class. Within a tenant, the lowest class is displaced first,
+lower-class requests of the arriving tenant. Within a tenant, the lowest class is displaced first,
 and within the class the request submitted last. So if a tenant floods the queue, only requests of
 that tenant are displaced, and a tenant is rejected only if no other tenant has a larger share.
 

@@ -115,8 +115,8 @@ class LaunchedStep:
     Attributes:
         rows: The m slots that sample.
         positions: int32 [m]; position of the token that each slot samples.
-        ones: int32 [high_water]; see `running.DecodeRoster`. None if the rows are not exactly those
-            of a decode roster.
+        ones: int32 [high_water]; see `running.DecodeRoster`. None if the rows are not exactly the
+            rows of a decode roster.
         chunks: The prefill rows, including rows that do not sample.
         dropped: Slots released since the launch.
     """

@@ -20,7 +20,7 @@ class SlotArrays:
     `num_logprobs`, `num_prompt_logprobs` int32 [S]; `seed` uint64 [S].
 
     Attributes:
-        num_tokens: int32 [S]; tokens so far, prompt and output, without those in flight.
+        num_tokens: int32 [S]; tokens so far, prompt and output, without tokens in flight.
         num_in_flight: int32 [S]; tokens that launched steps will add.
         num_computed: int32 [S]; tokens whose keys and values will have been written when all
             launched steps are done.
