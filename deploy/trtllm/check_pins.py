@@ -49,7 +49,7 @@ def normal_name(name: str) -> str:
 def installed() -> dict[str, str]:
     """Return the versions of the installed packages by name.
 
-    If a package is installed twice, its version is that of the copy that this interpreter imports.
+    If a package is installed twice, the version of the copy that this interpreter imports counts.
     """
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():

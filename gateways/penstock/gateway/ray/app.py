@@ -1,8 +1,8 @@
 """Defines the deployment: each replica runs one Penstock service and relays calls to it.
 
-Implements the methods that Serve calls: one for each RPC, and those for the health check, the load
-and the shutdown of a replica. This module and `ending_carrier` are the only ones that depend on
-Ray.
+Implements the methods that Serve calls: one for each RPC, and one each for the health check, the
+load and the shutdown of a replica. This module and `ending_carrier` are the only ones that depend
+on Ray.
 """
 
 # Ray is installed by an extra, and is only partly typed.

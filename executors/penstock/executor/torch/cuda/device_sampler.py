@@ -268,7 +268,7 @@ class DeviceSampler:
         self._bias_values[slot, : len(tokens)].copy_(self._staged(sums), non_blocking=True)
 
     def _stage_counts(self, requests: list[Request]) -> None:
-        """Set the token counts of the requests' slots to those in their prompts and outputs."""
+        """Count the tokens of the requests' prompts and outputs; replace their slots' counts."""
         slots = np.array([request.slot for request in requests], dtype=np.int64)
         places: list[Ints] = []
         values: list[NDArray[np.int16]] = []
