@@ -65,7 +65,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 
 def source_digest() -> str:
-    """Return a digest of the sources and of this file, which has the compiler flags."""
+    """Return a digest of the sources and of this file, because this file has the compiler flags."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in sorted(_CSRC.iterdir()):
         digest.update(source.read_bytes())
@@ -134,7 +134,7 @@ def compile_kernels(
 
 def _compile(compiler: str, folder: Path, arguments: list[str]) -> str:
     """Run the compiler in `folder`; names of C sources are converted to paths. Return the name of
-    the output, which is the last argument."""
+    the output, the last argument."""
     completed = [str(_CSRC / name) if name.endswith(".c") else name for name in arguments]
     command = [*shlex.split(compiler), *completed]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)

@@ -1,8 +1,8 @@
 """Generates synthetic traffic for the prefix cache: requests whose prompts share prefixes.
 
-There are three kinds, which differ in when the blocks of a prompt are used again: conversations; a
-few popular system prompts before unique text; and documents about which a few questions are asked
-in close succession. The same seed gives the same requests.
+There are three kinds of traffic: conversations; a few popular system prompts before unique text;
+and documents about which a few questions are asked in close succession. They differ in when the
+blocks of a prompt are used again. The same seed gives the same requests.
 """
 
 import heapq

@@ -2,17 +2,17 @@
 
 Compares a new connection for each request, a pool of connections, and a pool with all requests of a
 connection in one `Multiplex` call; also compares a blocking client and server, with one thread per
-request, with the asynchronous ones. Runs closed loops of requests with two output tokens on this
-machine, alternately, and reports medians over the rounds. The connection modes are compared over
-plaintext and over TLS, each without delay and with a round trip of 20 ms; the threading models over
-plaintext only.
+request, with the asynchronous client and server. Runs closed loops of requests with two output
+tokens on this machine, alternately, and reports medians over the rounds. The connection modes are
+compared over plaintext and over TLS, each without delay and with a round trip of 20 ms; the
+threading models over plaintext only.
 
     python benchmarks/connections.py [--full] [--json FILE]
 
 Penstock and the blocking server use the simulated executor, whose steps take no time, over the
 engine's Unix socket. Clients are separate processes on the same cores, so the requests per second
-depend on the total CPU time of client, front (gRPC server process) and engine. With few cores no
-ratio can exceed the ratio of these CPU times, which the table contains.
+depend on the total CPU time of client, front (gRPC server process) and engine. The table contains
+these CPU times. With few cores no ratio can exceed their ratio.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def measured(
     route: str, side: str, in_flight: int, pids: tuple[int, int], *arguments: object
 ) -> ClosedLoopResult:
     """Run a client process with `arguments` (of `connections_sides.py`); return its results and the
-    CPU time of front and engine, whose process ids are `pids`.
+    CPU time of front and engine. `pids`: process ids of front and engine.
     """
     before = [cpu_s(pid) for pid in pids]
     busy_s, began_s = machine_s(), time.monotonic()
@@ -193,7 +193,9 @@ def blocking_loops(duration_s: float, rounds: int) -> list[ClosedLoopResult]:
 
 
 def checks_of(loops: list[ClosedLoopResult]) -> list[Check]:
-    """Return the checks that compare connections on each route, then those that compare threads."""
+    """Return the checks that compare connections on each route, then the checks that compare
+    threads.
+    """
     of = {(one.route, one.side, one.in_flight): one for one in medians(loops, *_KEYS)}
     checks: list[Check] = []
     for route in ROUTES:

@@ -20,10 +20,11 @@ interpreters are given:
         [--only NAME]... [--vllm V/bin/python]
         [--openvino O/bin/python --openvino-model FOLDER [--openvino-int8 FOLDER]] [--json FILE]
 
-MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO needs; without it a model
-of the shape is created. "per_processor_s": tokens per second of CPU time of the engine's first
-process, in which all engines except vLLM do all of their computation; with --threads 1 it is hardly
-affected by other processes. Only the ratios apply to other machines.
+MODEL is a Hugging Face folder of a Llama with a tokenizer (OpenVINO needs the tokenizer); without
+--model, a model of the shape is created. "per_processor_s": tokens per second of CPU time of the
+engine's first process. All engines except vLLM do all of their computation in this process. With
+--threads 1 this figure is hardly affected by other processes. Only the ratios apply to other
+machines.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def setups_of(options: Namespace, model: str) -> dict[str, EngineSetup]:
 
 @contextlib.contextmanager
 def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str, Side]]:
-    """Start all engines; yield them ready and stopped, without those that do not start."""
+    """Start all engines; yield the engines that have started, ready and stopped, by name."""
     sides: dict[str, Side] = {}
     try:
         for name, setup in setups.items():

@@ -7,9 +7,9 @@ all layers, if one call runs them; otherwise ("by operator") the matrix products
 attention over pages, and other kernels; and the rest: small operators, their launch overhead,
 packing. The number of operators is from PyTorch's profiler. The lower bounds are the bytes of
 weights, keys and values divided by the speed of a copy, and the operations of the matrix products
-divided by the speed of a large one; both speeds are measured with the same threads. "processor":
-the CPU time of all threads, including busy waiting. With one thread every figure is CPU time, which
-other processes hardly affect. Only the ratios apply to other machines.
+divided by the speed of a large matrix product; both speeds are measured with the same threads.
+"processor": the CPU time of all threads, including busy waiting. With one thread every figure is
+CPU time, which other processes hardly affect. Only the ratios apply to other machines.
 
     python benchmarks/cpu_step.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
 """

@@ -2,21 +2,27 @@
 
 The servers are Penstock (`Generate` with one and with two fronts (gRPC server processes),
 `Multiplex`) on its simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP
-lines and a C++ gRPC server. Each gets its tokens at fixed steps, and has the same load client (C++,
-without gRPC's core library). The servers alternate. Reports medians over the rounds; a round in
-which other processes used more than 0.3 cores is excluded, unless that holds for every round.
+lines and a C++ gRPC server. Steps follow at a fixed interval; in each step every stream gets one
+token. All servers are measured with the same load client, `native/load_client.cpp` (C++, without
+gRPC's core library). The servers alternate. Reports medians over the rounds. A round in which other
+processes used more than 0.3 cores is excluded, unless that holds for every round.
 
     python benchmarks/delivery.py [--full] [--json FILE]
 
-Measurements. CPU time: of all threads of the servers (front processes; the engine process
-separately), as reported by the kernel at both ends of a window. Delay: from the time at which a
-token is due until the client has read it. The program that generates the tokens of the other
-servers keeps an absolute schedule, so a slow server does not slow it down. So does Penstock's
-simulated executor, unless its engine process is delayed by more than a step: then all later tokens
-are late. This lateness is measured with two scripted pauses around the window, and subtracted (p99)
-or not (strict p99); the subtracted amount never exceeds the minimum delay of later tokens. The
-schedule of Penstock's tokens is inferred from the fastest token, whose delay thus counts as zero;
-this makes Penstock's delays about 0.3 ms too low.
+CPU time: of all threads of the server's processes during a measured window, as reported by the
+kernel. For Penstock these are the front processes; the engine process is reported separately.
+
+Delay: from the time at which a token is due until the client has read it. The tokens of the other
+servers come from a separate program. It keeps an absolute schedule, so a slow server does not slow
+it down. Penstock's simulated executor keeps its schedule too, unless the engine process is delayed
+by more than a step: then all later tokens are late.
+
+To measure this lateness, the executor pauses twice, as scripted: before and after the window. After
+the first pause all streams continue with the same step, so the client knows the step of each token.
+The schedule is inferred from the fastest token. The first token after the second pause shows how
+late the executor is by then. This lateness is subtracted from `delay_p50_ms` and `delay_p99_ms`,
+but not from `strict_p99_ms`. The subtracted amount never exceeds the minimum delay of later tokens.
+The delay of the fastest token counts as zero, so Penstock's delays are about 0.3 ms too low.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class _Stopwatch:
 def measure_engine(
     num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
 ) -> EngineCost:
-    """Return the costs of `num_steps` steps of all streams, or of as many as a minute allows. The
-    streams are spread over the fronts round robin.
+    """Run `num_steps` steps of all streams, or fewer if a minute does not suffice; return the
+    costs. The streams are spread over the fronts round robin.
     """
     num_tokens = num_steps + 4 * _WARM_STEPS
     cost = CostModel(

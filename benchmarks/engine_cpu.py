@@ -1,7 +1,7 @@
 """Steps an engine on the CPU without a service, and creates Llamas with random weights for it.
 
 Import this module before torch: like the service, it sets OpenMP's environment variables (number of
-threads, how long they spin), which are read when torch is loaded.
+threads, how long they spin). They are read when torch is loaded.
 """
 
 from __future__ import annotations

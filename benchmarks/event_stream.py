@@ -25,7 +25,7 @@ class StreamFailed(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """The result of a call. `ttft_s`: seconds to the first text; 0 without text. The token counts
-    are those that the gateway reports.
+    are reported by the gateway.
     """
 
     ttft_s: float
@@ -36,7 +36,7 @@ class Answered:
 
 
 class Caller:
-    """Sends calls one after another on one connection, which is kept open."""
+    """Sends calls one after another on one connection, and keeps it open."""
 
     def __init__(self, port: int) -> None:
         self._port = port

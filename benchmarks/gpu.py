@@ -164,7 +164,7 @@ def _rows(shape: str) -> tuple[int, ...]:
 
 
 def measure_first(results: Results, executor: Executor, shape: str) -> None:
-    """Compare the first request's TTFT with that of later ones."""
+    """Compare the first request's TTFT with the TTFT of later requests."""
     first, *later = engine.first_tokens_ms(executor)
     usual = statistics.median(later)
     results.add(f"{shape} first request over later ones, TTFT", first / usual, "x")

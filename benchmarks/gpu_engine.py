@@ -158,8 +158,8 @@ def decode_step_ms(
 def mixed_step_ms(
     executor: Executor, num_rows: int, *, chunk: int = 512, past: int = 2048
 ) -> float:
-    """Return the median duration, ms, of a step of `num_rows` decodes and one prefill chunk, which
-    follows about `past` computed tokens of its prompt.
+    """Return the median duration, ms, of a step of `num_rows` decodes and one prefill chunk. About
+    `past` tokens of the chunk's prompt are already computed.
     """
     load = Load(executor, budget=num_rows + chunk)
     load.submit(num_rows, CONTEXT - 100, 400, DRAWN)

@@ -76,7 +76,7 @@ def measured(num_blocks: int, eviction: EvictionPolicy, rounds: int) -> dict[str
     """Return a row: cache size, eviction order, duration of an uninterrupted check, number of
     pieces, median and longest piece.
 
-    The time of a piece is its median over the rounds, which excludes delays by other programs.
+    The time of a piece is its median over the rounds, to exclude delays by other programs.
     """
     engine = idle_engine(num_blocks, eviction)
     begun_s = time.perf_counter()

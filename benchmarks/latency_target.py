@@ -113,8 +113,8 @@ def _fixed(machine: Machine, num_tokens: int, duration_s: float) -> Run:
 
 
 def _best(machine: Machine, default: Run, duration_s: float) -> tuple[int, Run] | None:
-    """Return the fixed budget with the highest prefill rate among those that meet the goal, and its
-    run.
+    """Among the fixed budgets that meet the goal, return the budget with the highest prefill rate,
+    and its run. None if no budget meets the goal.
     """
     best: tuple[int, Run] | None = None
     for num_tokens in _FIXED_TOKENS:

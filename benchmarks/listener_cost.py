@@ -7,8 +7,8 @@ two loads: one in which all requests decode, and a closed loop that replaces eac
 (prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048 tokens). `--record` is measured
 while all requests decode. A step is `Engine.step`: the scheduler and the engine around it. Another
 process reads the flight recorder four times per second, as the observer (the process that exports
-metrics) does. The recorder of `--record` writes on its own thread, whose time for the same steps,
-including the ends of all requests, is also reported.
+metrics) does. The recorder of `--record` writes on a separate thread. The time of this thread for
+the same steps, including the ends of all requests, is also reported.
 
     python benchmarks/listener_cost.py [--full] [--part flight|recording] [--json FILE]
 """

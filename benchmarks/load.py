@@ -155,7 +155,7 @@ def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable
 
 
 async def read(events: AsyncGenerator[Event], request: LoadRequest) -> RequestOutcome:
-    """Read the events of a request, which is sent by the first read; return its outcome."""
+    """Read the events of a request; return its outcome. The first read sends the request."""
     sent_s = time.perf_counter()
     seen = RequestOutcome(name=request.name)
     try:

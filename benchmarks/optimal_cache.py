@@ -1,11 +1,11 @@
 """Computes the prefix hit rate of an optimal cache, an upper bound for every eviction order.
 
 The cache follows Belady's rule (1966): evict the block whose next use is latest; among blocks with
-the same next use, the one farthest from the start of its prompt, because a block is useless without
-those before it. It uses whole blocks of the trace, caches every prompt on arrival and uses all
-memory for the cache, so no real scheduler can have a higher hit rate with the same memory. LRU is
-simulated under the same conditions, to separate the effect of optimal eviction from other losses of
-a scheduler.
+the same next use, the block farthest from the start of its prompt, because a block is useless
+without the blocks before it. It uses whole blocks of the trace, caches every prompt on arrival and
+uses all memory for the cache, so no real scheduler can have a higher hit rate with the same memory.
+LRU is simulated under the same conditions, to separate the effect of optimal eviction from other
+losses of a scheduler.
 """
 
 import heapq
@@ -30,10 +30,14 @@ class _Cache(Protocol):
 def optimal_hit_rate(
     trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
 ) -> float:
-    """Return the cached share of all prompt tokens; NaN for an empty trace.
+    """Return the prefix hit rate with Belady's eviction, which knows all future requests: the share
+    of prompt tokens found in the cache. NaN for an empty trace.
 
-    `block_size`: the block size of the compared engine, whose hits are whole blocks and leave at
-    least one token to compute.
+    It is an upper bound of the hit rate of the engine under test with the same cache memory.
+
+    `num_cache_tokens`: size of the cache. `block_size`: block size of the engine under test, in
+    tokens. Hits are limited to the whole blocks of this engine that leave at least one prompt token
+    to compute.
     """
     requests = list(trace)
     cache = _ForesightedCache(_num_blocks(requests, num_cache_tokens))
@@ -83,7 +87,7 @@ def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
 
 
 class _ForesightedCache:
-    """A cache of at most `capacity` blocks, which keeps the blocks with the earliest next use."""
+    """A cache of at most `capacity` blocks. Keeps the blocks with the earliest next use."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -111,7 +115,7 @@ class _ForesightedCache:
 
 
 class _LeastRecentCache:
-    """A cache of at most `capacity` blocks, which keeps the most recently used blocks (LRU)."""
+    """A cache of at most `capacity` blocks. Keeps the most recently used blocks (LRU)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

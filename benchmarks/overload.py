@@ -1,8 +1,8 @@
 """Measures goodput, rejections and health checks of a service under overload.
 
-A real service (fronts, which are gRPC server processes, engine, sockets) with the simulated
-executor, whose steps take 20 ms, receives half to five times its capacity in an open loop. Reports,
-for each load, the requests served in time, the time until a rejection arrives, and the duration of
+A real service with fronts (gRPC server processes), engine and sockets receives half to five times
+its capacity in an open loop. Its executor is the simulated one, with steps of 20 ms. Reports, for
+each load, the requests served in time, the time until a rejection arrives, and the duration of
 health checks. With `--picture`, the curve is drawn.
 """
 
@@ -77,7 +77,7 @@ class Probe:
     """Sends health checks during a load, and records their durations in seconds (`took_s`).
 
     `num_not_serving`: number of checks that returned a status other than SERVING. `lag_s`: lag of
-    the client's event loop, which is included in all measured times.
+    the client's event loop; all measured times include it.
     """
 
     took_s: list[float] = field(default_factory=list[float])

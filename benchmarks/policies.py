@@ -141,7 +141,9 @@ def _run_sections(runs: Sweep, sections: Sequence[Section]) -> dict[str, list[Ra
 
 
 def checks_of(results: Mapping[str, Sequence[Raw]]) -> list[Check]:
-    """Return the checks of the figures against their goals."""
+    """Compare the results with the goals; return one check for each comparison. `results`: the rows
+    of each section, by section key.
+    """
     rows = results["policies"]
     good = {(row["policy"], row["load"]): row["num_good"] for row in rows}
     waste = [row["kv_waste"] for row in rows if row["policy"] in {"fair", "penstock"}]

@@ -1,7 +1,7 @@
 """Defines the compared policies, their server, and the sections of the comparison.
 
-A compared policy is called a contender. A section only lists its trials; `policies.py` runs those
-of all sections in parallel, and checks the goals.
+A compared policy is called a contender. A section only lists its trials; `policies.py` runs the
+trials of all sections in parallel, and checks the goals.
 """
 
 import dataclasses
@@ -40,8 +40,9 @@ Raw: TypeAlias = dict[str, Any]
 class Contender:
     """A scheduling policy.
 
-    `has_targets`: the scheduler rejects requests that it predicts to miss their deadline, which is
-    the TTFT target unless a trial sets another one, and sizes steps for the ITL target.
+    `has_targets`: the scheduler sizes steps for the ITL target, and rejects requests that it
+    predicts to miss their deadline. The deadline is the TTFT target unless a trial sets another
+    deadline.
     """
 
     name: str
@@ -156,7 +157,7 @@ _GOOD: dict[str, Callable[[Raw], object]] = {
 
 def rising_load(bench: Bench) -> Section:
     """Return the section with every contender at every load. Goodput and shares count all requests
-    that were sent; TTFT is that of requests that got a token.
+    that were sent; TTFT counts only requests that got a token.
     """
     return Section(
         key="policies",
@@ -184,7 +185,7 @@ def rising_load(bench: Bench) -> Section:
 
 def tight_itl(bench: Bench) -> Section:
     """Return the section with an ITL target that a step with the full token budget misses. It also
-    has FCFS with smaller fixed budgets, which a user would have to choose for the traffic.
+    has FCFS with smaller fixed budgets. A user would have to choose such a budget for the traffic.
     """
     targets = Targets(ttft_s=bench.base.targets.ttft_s, itl_s=_TIGHT_ITL_S)
     base = dataclasses.replace(bench.base, targets=targets)

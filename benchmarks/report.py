@@ -212,7 +212,7 @@ def medians(runs: Iterable[_Row], *keys: str) -> list[_Row]:
     """Return one row for each combination of `keys`, in the order of their first runs.
 
     `runs`: dataclasses. A number of a row is the median over the runs with these keys; any other
-    field is that of the first of these runs.
+    field is taken from the first of these runs.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for one in runs:
@@ -231,8 +231,9 @@ def _median_of(runs: Sequence[Any], keys: Collection[str]) -> Any:
 
 
 def over(runs: Sequence[Any], base: Sequence[Any], figure: str) -> float:
-    """Return the median of the ratios of a figure of `runs` to that of `base`, round by round,
-    because the machine's speed changes from minute to minute.
+    """Divide a figure of `runs` by the same figure of `base` in each round; return the median of
+    the ratios. The ratio is taken within a round because the machine's speed changes from minute to
+    minute.
     """
     value = attrgetter(figure)
     return float(

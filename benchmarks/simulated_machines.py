@@ -1,6 +1,6 @@
 """Defines the simulated machines of `latency_target.py` and their loads.
 
-Each machine has true step times, which the fitted cost model must learn, and a load of requests.
+Each machine has a load of requests, and true step times that the fitted cost model must learn.
 """
 
 from collections.abc import Callable

@@ -3,10 +3,10 @@ the real run.
 
 Runs `penstock serve --record` with the demo model on this machine and clients in an open loop, in
 several parts with two alternating loads. The simulator replays each part with the service's
-settings and a cost model calibrated on all other parts. Its figures are compared with those that
-the clients measured, with the queue time and the TTFT that the server reports ("served TTFT"), and
-with the recorded step times. An error is the ratio of simulated to real, minus one; its median over
-the parts of a load is reported.
+settings and a cost model calibrated on all other parts. Its figures are compared with the figures
+that the clients measured, with the queue time and the TTFT that the server reports ("served TTFT"),
+and with the recorded step times. An error is the ratio of simulated to real, minus one; its median
+over the parts of a load is reported.
 
 Other programs may slow down some of the parts, so their CPU use is reported.
 
@@ -165,8 +165,8 @@ async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part
 
 
 def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Comparison]:
-    """Compare every part with its simulation; return the comparisons. `counts` [n, 3] (prefill
-    tokens, decodes, context tokens) and `seconds` [n] are those of all recorded steps.
+    """Compare every part with its simulation; return the comparisons. All recorded steps: `counts`
+    [n, 3] (prefill tokens, decodes, context tokens) and `seconds` [n] (durations).
     """
     comparisons: list[Comparison] = []
     for index, part in enumerate(parts):

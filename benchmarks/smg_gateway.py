@@ -1,7 +1,7 @@
 """Measures smg, a gateway for OpenAI's HTTP API, in front of two workers.
 
-`ttft`: compares the TTFT of 32 streams through the gateway with that of 32 streams directly to the
-same workers, alternately. `drain`: 32 callers send without pause while one worker drains and a
+`ttft`: compares the TTFT of 32 streams through the gateway with the TTFT of 32 streams directly to
+the same workers, alternately. `drain`: 32 callers send without pause while one worker drains and a
 third joins; no call may fail. `prefix`: compares two routing policies of the gateway, `round_robin`
 and `cache_aware`, by prefix cache hit rate and TTFT, for conversations that together exceed the
 cache of one worker.

@@ -31,7 +31,7 @@ class Audit:
     """The result of the audit.
 
     Attributes:
-        num_unreached: Requests without response and without trace, which is not an error.
+        num_unreached: Requests without response and without trace; this is not an error.
         num_missing: Requests that lack a required root span.
         num_repeated: Requests with several root spans.
         num_unexpected: Spans outside every request's trace, or whose parent is neither the root

@@ -1,8 +1,8 @@
 """Measures the time from exec of `penstock serve` to its ready line, and from SIGTERM to its end.
 
 Every run starts new processes with the demo model on a free port: once with the simulated executor,
-then several times with the torch executor. Goal: a median of under 6 s until ready, with the torch
-executor and without its first run, which may have to read files from disk.
+then several times with the torch executor. Goal: a median of under 6 s until ready with the torch
+executor. Its first run does not count, because it may have to read files from disk.
 """
 
 import os

@@ -159,8 +159,8 @@ async def measure_cancels(num_cancels: int, depth: int) -> list[tuple[int, float
 
 
 async def used_blocks(operations: str) -> int:
-    """Wait up to 10 s until no KV block is used; return the number of blocks that are still used,
-    which are leaked if all clients have disconnected.
+    """Wait up to 10 s until no KV block is used; return the number of blocks that are still used.
+    If all clients have disconnected, these blocks are leaked.
     """
     async with OperationsClient(operations) as client:
         used = -1

@@ -170,8 +170,8 @@ async def hang(_: Namespace) -> Outcome:
 
 
 async def front_kill(_: Namespace) -> Outcome:
-    """Kill one of two fronts (kill -9): its streams must fail immediately, those of the other front
-    must not be affected.
+    """Kill one of two fronts (kill -9): its streams must fail immediately, and the streams of the
+    other front must not be affected.
     """
     async with serving(*_SIMULATED) as (live, client):
         references = await undisturbed(client, NUM_STREAMS, 300)

@@ -359,8 +359,8 @@ async def short_calls(serving: Service, duration_s: float) -> list[RequestOutcom
 
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
-    """Send waves of 64 concurrent prompts of 1 MB over as many connections; return the number of
-    calls by status.
+    """Send waves of 64 concurrent prompts of 1 MB, each over its own connection; return the number
+    of calls by status.
     """
     # Runs in another process, because a real attacker would use another machine.
     os.nice(10)

@@ -1,13 +1,13 @@
 """Checks that every request has exactly one trace, also when engines die.
 
-Runs a service with a short queue, which sends its traces to an OTLP receiver in this process. The
-engine is killed repeatedly. Requests arrive at a fixed rate, some through Multiplex, and end in all
-possible ways: completed; client disconnected early or late; cancelled by an RPC; rejected because
-of an invalid field, an unknown model, a prompt that is too long or a full queue; expired in the
-queue or in the batch; malformed; sent while no engine was running. Each request has its own trace
-id. Checks the number of root spans per request, that child spans cover their root span without gaps
-of over 1 ms, and that the number of missing traces equals the number that the service reports as
-dropped.
+Runs a service with a short queue. The service sends its traces to an OTLP receiver in this process.
+The engine is killed repeatedly. Requests arrive at a fixed rate, some through Multiplex, and end in
+all possible ways: completed; client disconnected early or late; cancelled by an RPC; rejected
+because of an invalid field, an unknown model, a prompt that is too long or a full queue; expired in
+the queue or in the batch; malformed; sent while no engine was running. Each request has its own
+trace id. Checks the number of root spans per request, that child spans cover their root span
+without gaps of over 1 ms, and that the number of missing traces equals the number that the service
+reports as dropped.
 
     python benchmarks/trace_audit.py [--full] [--rate PER_S] [--json FILE]
 

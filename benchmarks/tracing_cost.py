@@ -17,8 +17,8 @@ loop's thread, as reported by the kernel at both ends of a window; compared with
 variant (no tracing, or bare grpc.aio) in the same round. Lag: the lateness of a ticker with a
 period of 5 ms in each event loop. Observer: its CPU time during the run, divided by the number of
 requests. The record path is also measured separately (`tracing_record_path.py`). Reports medians
-over the rounds; `loop_error_us` is one standard error of the mean of `loop_us`, which grows with
-other load on the machine.
+over the rounds. `loop_error_us`, one standard error of the mean of `loop_us`, grows with other load
+on the machine.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ _PLANS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """The differences between the figures of a variant and those of its base: medians over the
-    rounds.
+    """For each figure, the difference between a variant and its base: the median over the rounds.
 
     `loop_error_us`: one standard error of the mean of `loop_us`.
     """
@@ -148,7 +147,7 @@ def all_runs(plan: Plan, sides: dict[str, Side]) -> list[RunResult]:
 
 
 def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list[RunResult]]:
-    """Return the runs of a variant, and those of its base in the same rounds."""
+    """Return the runs of a variant, and the runs of its base in the same rounds."""
     mine = [one for one in runs if one.side == side]
     rounds = {one.round for one in mine}
     base = [one for one in runs if one.side == base_of(side) and one.round in rounds]
@@ -156,7 +155,7 @@ def of_side(runs: Sequence[RunResult], side: str) -> tuple[list[RunResult], list
 
 
 def added(runs: Sequence[RunResult], side: str) -> Added:
-    """Return the differences between the figures of a variant and those of its base."""
+    """Return, for each figure, the difference between a variant and its base."""
     pairs = list(zip(*of_side(runs, side), strict=True))
     loop_us = [one.loop_us - base.loop_us for one, base in pairs]
     return Added(

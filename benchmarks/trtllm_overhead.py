@@ -2,11 +2,11 @@
 
 The fake is used directly and through Penstock. Runs closed loops with 1, 64 and 256 requests in
 flight, 512 random prompt tokens each, steps of 20 ms; the first requests are all sent within the
-time of one step. "Burst" is the TTFT of these first requests, "TTFT" that of the others. Three
-variants alternate in one run: the floor (the lower bound: a program that uses the fake directly,
-one task per request), the engine side (scheduler, executor and engine loop, with a client of the
-engine's socket that only records tokens) and the service (`penstock serve`, gRPC clients). Each has
-a separate engine.
+time of one step. "Burst" is the TTFT of these first requests, "TTFT" the TTFT of all other
+requests. Three variants alternate in one run: the floor (the lower bound: a program that uses the
+fake directly, one task per request), the engine side (scheduler, executor and engine loop, with a
+client of the engine's socket that only records tokens) and the service (`penstock serve`, gRPC
+clients). Each has a separate engine.
 
     python benchmarks/trtllm_overhead.py [--full] [--json FILE]
 
@@ -48,9 +48,9 @@ _FIGURES = ("burst_mean", "ttft_mean", "ttft_p50", "itl_mean", "itl_p50")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The number of rounds and the size of each run, which sends `num_waves` times the concurrency,
-    at least MIN_REQUESTS requests. The first wave is the burst. `output_tokens`: least and greatest
-    output length.
+    """The number of rounds and the size of each run. A run sends `num_waves` times the concurrency,
+    but at least MIN_REQUESTS requests. The first wave is the burst. `output_tokens`: least and
+    greatest output length.
     """
 
     num_rounds: int
@@ -67,7 +67,8 @@ _SIZES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(LoadSummary):
     """The results of one load on one variant. `engine_us`, `front_us`: CPU time of the variant's
-    engine and front processes per token; 0 for the floor, whose client process runs the engine.
+    engine and front processes per token; 0 for the floor, because its client process runs the
+    engine.
     """
 
     side: str

@@ -148,8 +148,8 @@ class _WithMetadata(grpc.ClientCallDetails):
 
 
 class _Headers(grpc.StreamStreamClientInterceptor):
-    """Adds metadata to all calls, including those of reflection, because they may require
-    authorization."""
+    """Adds metadata to all calls, including reflection calls, because a server may require
+    authorization for them."""
 
     def __init__(self, headers: list[Header]) -> None:
         self._metadata = headers

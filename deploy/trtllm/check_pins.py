@@ -49,7 +49,7 @@ def normal_name(name: str) -> str:
 def installed() -> dict[str, str]:
     """Return the versions of the installed packages by name.
 
-    For a package that is installed twice, the version is the one that this interpreter imports.
+    If a package is installed twice, the version of the copy that this interpreter imports counts.
     """
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
@@ -122,8 +122,8 @@ def new_problems(before: Iterable[str], after: Iterable[str]) -> list[str]:
 
 
 def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
-    """Return what got worse between the records in `folder` from before and after the install: the
-    lines of `changes`, then those of `new_problems`.
+    """Compare the records in `folder` from before and after the install; return the lines of
+    `changes`, then the lines of `new_problems`.
     """
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)

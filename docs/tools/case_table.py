@@ -1,5 +1,5 @@
-"""Writes the tests of each case, which are the functions `test_case_NN_...`, into the last column
-of the table in docs/survival-cases.md.
+"""Writes the tests of each case into the last column of the table in docs/survival-cases.md. The
+tests of case NN are the functions `test_case_NN_...`.
 
 Usage: `python docs/tools/case_table.py`.
 """

@@ -211,7 +211,7 @@ def cache() -> Canvas:
 
 
 def replay() -> Canvas:
-    """Draw an engine that dies in the middle of an output, which the next engine continues."""
+    """Draw an engine that dies in the middle of an output; the next engine continues the output."""
     canvas = Canvas("Replay: the engine dies", 900, 300)
     for row, name in enumerate(("client", "front", "engine 1", "engine 2")):
         y = 60 + 60 * row

@@ -1,8 +1,8 @@
 """Records a command in a pseudo-terminal, and renders the recording as an animated picture.
 
 Writes the cast (asciicast v2, one line of JSON per piece of output) and the picture (SVG with CSS
-animation, without scripts or external resources). The timing is that of the recording, except that
-waits longer than `--max-wait` are shortened, which the picture states.
+animation, without scripts or external resources). The picture has the timing of the recording,
+except that waits longer than `--max-wait` are shortened; the picture states this.
 
     python docs/tools/record_cast.py --picture kill.svg --cast kill.cast -- penstock demo --kill
 """

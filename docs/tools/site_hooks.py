@@ -45,8 +45,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside docs/ that pages or other added files link to, and those in the
-    navigation; return `files`.
+    """Add the files outside docs/ that are in the navigation, or that a page or another added file
+    links to; return `files`.
     """
     # Imported here: the tests of links run without mkdocs.
     from mkdocs.structure.files import File

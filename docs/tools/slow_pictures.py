@@ -55,7 +55,7 @@ class SlowReaderChannel(ChannelConfig):
     __slots__ = ()
 
     def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
-        """Return the options of `ChannelConfig` with those of a slow reader."""
+        """Return the options of `ChannelConfig`, and the options of a slow reader."""
         narrow = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
         return (*super().options(target), *narrow)
 

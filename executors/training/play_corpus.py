@@ -117,9 +117,8 @@ class SubwordSampler:
 
     BPE dropout (Provilkov, Emelianenko, Voita, 2020) skips each merge with probability
     `drop_probability`, so that the model sees many segmentations of a word. It is implemented here
-    because the implementation in `tokenizers` cannot be seeded. Each word gets NUM_SEGMENTATIONS
-    segmentations, which are drawn once and reused. Raises ValueError for a tokenizer without a
-    pre-tokenizer.
+    because the implementation in `tokenizers` cannot be seeded. NUM_SEGMENTATIONS segmentations of
+    each word are drawn once and reused. Raises ValueError for a tokenizer without a pre-tokenizer.
     """
 
     def __init__(
@@ -138,8 +137,8 @@ class SubwordSampler:
         self._ranks = _merge_ranks(tokenizer)
 
     def prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt as bitwise complements (negative), which excludes them
-        from the loss.
+        """Return the token ids of a prompt as bitwise complements (negative), so that they are
+        excluded from the loss.
         """
         return [~token_id for token_id in self.text(text)]
 
@@ -233,7 +232,7 @@ class SequenceSampler:
 
     def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
         """Return token ids int64 [num_sequences, num_tokens]. A negative value `~id` stands for the
-        token `id`, which is excluded from the loss.
+        token `id` and excludes it from the loss.
         """
         rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
         return np.asarray(rows, dtype=np.int64)

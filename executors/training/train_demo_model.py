@@ -128,9 +128,9 @@ def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
-    """Add dropout, which Llama lacks, after the embedding and before each residual sum.
+    """Add dropout after the embedding and before each residual sum; Llama has none.
 
-    Uses hooks, so that the names of the weights stay those of `LlamaForCausalLM`.
+    Uses hooks, so that the weights keep the names that they have in `LlamaForCausalLM`.
     """
 
     def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -246,8 +246,8 @@ class LossLog:
 def train(
     args: argparse.Namespace, sampler: SequenceSampler, validation: EvaluationText
 ) -> tuple[LlamaForCausalLM, list[LossLine]]:
-    """Return the averaged weights and the loss log. The weights are those with the lowest
-    validation loss; with other prompts in the data, the last ones.
+    """Return the averaged weights and the loss log. The returned weights have the lowest validation
+    loss; if the data contains other prompts, the last weights are returned.
     """
     model = build_model(args).to(args.device)
     add_dropout(model, args.dropout)
@@ -284,7 +284,7 @@ def train(
 
 @torch.no_grad()
 def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: float) -> None:
-    """Interpolate linearly between the trained weights and those of `start`, in place.
+    """Interpolate linearly between the trained weights and the weights of `start`, in place.
 
     `share`: the fraction of the weights of `start`. Interpolated weights have learnt the new data
     and forgotten little of the old (Wortsman et al., 2022).

@@ -1,4 +1,4 @@
-"""The wheel contains all files that the package needs, also those that are not Python."""
+"""The wheel contains all files that the package needs, also files that are not Python."""
 
 from __future__ import annotations
 

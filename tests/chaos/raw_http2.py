@@ -85,11 +85,11 @@ def reset(stream: int, code: int = CANCEL) -> bytes:
 class RawConnection:
     """A connection that sends frames unchecked. `counts`: number of frames received, by kind;
     `goaway`: the code of the last GOAWAY; `statuses`: the status codes of calls, in the order of
-    their ends. `settings`: those of the server; `granted`: number of bytes by which the server
+    their ends. `settings`: the server's settings; `granted`: number of bytes by which the server
     extended send windows, by stream; 0 is the connection.
 
-    It acknowledges settings and pings, except those in `unacknowledged` (frame kinds).
-    `initial_window`: receive window of each stream in bytes, which is never extended.
+    It acknowledges SETTINGS and PING frames, except the frame kinds in `unacknowledged`.
+    `initial_window`: receive window of each stream in bytes; it is never extended.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ async def raw_connection(
 async def silent_sockets(
     address: str, greetings: Sequence[bytes]
 ) -> AsyncGenerator[list[SilentSocket]]:
-    """Open one connection for each greeting, which sends only the greeting."""
+    """Open one connection for each greeting. A connection sends only its greeting."""
     host, _, port = address.rpartition(":")
     sockets: list[SilentSocket] = []
     try:

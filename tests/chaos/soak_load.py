@@ -92,7 +92,7 @@ class EndCounts:
     bounded.
 
     `wrong`: descriptions of unexpected tokens and sequence numbers. `by_minute`: number of requests
-    that ended in each minute; `errors_by_minute`: number of those that failed.
+    that ended in each minute; `errors_by_minute`: number of requests that failed in each minute.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class EndCounts:
 
     @property
     def worst_minute(self) -> float:
-        """The largest fraction of failed requests among those that ended in the same minute."""
+        """The largest fraction of failed requests among all requests that ended in one minute."""
         minutes = self.by_minute.items()
         return max((self.errors_by_minute[at] / num for at, num in minutes), default=0.0)
 
@@ -141,7 +141,9 @@ class Reference:
 
 
 def simulated_reference() -> Reference:
-    """Return a reference for the simulated executor, which computes the output of any prompt."""
+    """Return a reference for the simulated executor. The reference computes the output of any
+    prompt.
+    """
     config = json.loads((resolve_model("demo") / "config.json").read_text(encoding="utf-8"))
 
     def tokens(prompt: Prompt, count: int) -> list[int]:

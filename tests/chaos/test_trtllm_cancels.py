@@ -151,7 +151,7 @@ class Storm:
 
 
 class OpenResources:
-    """The open files and threads of this process, to determine those added between two times."""
+    """The open files and threads of this process, to find which were added between two times."""
 
     def __init__(self) -> None:
         for thread in threading.enumerate():

@@ -114,8 +114,8 @@ class Language:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment for a build: without the variables of make, whose warnings
-    would be mixed with the output, and with this Python in PYTHON.
+    """Return this process's environment for a build, with this Python in PYTHON and without the
+    variables of make. With these variables, make's warnings would be mixed with the output.
     """
     report = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**report, "PYTHON": sys.executable}

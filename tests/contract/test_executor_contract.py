@@ -211,8 +211,8 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
 
 
 def iteration_of(executor: CheckedExecutor) -> Callable[[], None] | None:
-    """Return a function that runs one iteration of a self-paced executor, which could otherwise run
-    ahead of the scheduler; None for other executors.
+    """For a self-paced executor, return a function that runs one iteration, so that the executor
+    does not run ahead of the scheduler; None for other executors.
     """
     if isinstance(executor.inner, TrtllmExecutor):
         return stepped_by_hand(executor.inner)

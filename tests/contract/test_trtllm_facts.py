@@ -109,8 +109,8 @@ def test_the_fake_has_the_recorded_names_and_no_others() -> None:
 
 
 def source(folder: Path) -> Path:
-    """Write a source tree with the recorded classes, whose members are in base classes; return its
-    folder.
+    """Write a source tree with the recorded classes, and with their members in base classes; return
+    its folder.
     """
     texts: dict[str, str] = {"version.py": '__version__ = "1.2.1"\n'}
     for path, entry in load_facts()["classes"].items():

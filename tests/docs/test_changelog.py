@@ -1,4 +1,4 @@
-"""The first section of the changelog is that of the package's version."""
+"""The first section of the changelog is the section of the package's version."""
 
 import re
 import tomllib

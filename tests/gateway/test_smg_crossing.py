@@ -232,7 +232,7 @@ async def harness() -> AsyncIterator[Harness]:
 
 async def first_answer(made: Gateway) -> Answer:
     """Return the gateway's response to a request while it has no worker. Retries until the gateway
-    listens, which it does not log.
+    listens, because the gateway does not log when it does.
     """
     body = {"model": "demo", **PROMPTS[CHAT]}
     for num in range(1, MAX_LOOKS):

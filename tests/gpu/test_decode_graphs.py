@@ -60,8 +60,8 @@ def run_together(
     folder: Path, specs: list[RequestSpec], dtype: str
 ) -> tuple[list[StepEvents], set[Any], set[Any]]:
     """Submit the requests together and run them to their end; return the events, the keys (row
-    count, long contexts) of the forward graphs that were replayed, and the keys of those that were
-    captured.
+    count, long contexts) of the forward graphs that were replayed, and the keys of the graphs that
+    were captured.
     """
     config = ExecutorConfig(
         model_path=folder,

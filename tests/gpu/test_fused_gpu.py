@@ -222,8 +222,8 @@ def test_eight_bits_give_the_reference_tokens_and_are_reported(
 
 
 def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) -> None:
-    """The scaled model has keys above and values below the range of e4m3; its outputs are those of
-    the plain model.
+    """The scaled model has keys above and values below the range of e4m3; its outputs are equal to
+    the outputs of the plain model.
     """
     plain = save_tiny_model("llama", tmp_path / "plain")
     scaled = save_tiny_model("llama", tmp_path / "scaled")

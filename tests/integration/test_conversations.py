@@ -70,8 +70,8 @@ async def take_turn(
 
 
 def num_reusable(before: Turn, after: Turn) -> int:
-    """Return how many prompt tokens of `after` the cache can supply: those of the full blocks at
-    its start that `before` computed. At least one token is left to compute.
+    """Return how many prompt tokens of `after` the cache can supply: the tokens of the full blocks
+    at its start that `before` computed. At least one token is left to compute.
 
     The last token of an output is sampled but not computed.
     """

@@ -101,7 +101,7 @@ class Prometheus:
         self, queries: dict[str, str], proceed: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
         """Call `proceed` and evaluate the queries repeatedly until all have data, or until the time
-        limit; return those without.
+        limit; return the queries without data.
         """
         pause = threading.Event()
         missing = queries

@@ -22,7 +22,7 @@ Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
 
 
 class Reader:
-    """The client's side of a Multiplex call. `events`: those read so far, by key."""
+    """The client's side of a Multiplex call. `events`: the events read so far, by key."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

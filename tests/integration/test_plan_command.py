@@ -19,7 +19,7 @@ TARGET = ("--target-ttft-p99-s", 1.5, "--target-itl-p99-ms", 1500)
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Write a trace of one request per second for a minute, which requires three of the simulated
+    """Write a trace of one request per second for a minute. It requires three of the simulated
     servers.
     """
     path = tmp_path / "trace.jsonl"

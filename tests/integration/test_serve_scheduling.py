@@ -132,7 +132,7 @@ async def rejected_for_its_deadline(client: Client, **options: Any) -> DeadlineU
 
 
 async def accepted_with_estimate(client: Client) -> Accepted:
-    """Send requests until the wait of one is predicted, which requires regular step times."""
+    """Send requests until the wait of one is predicted. Prediction requires regular step times."""
     async with asyncio.timeout(TEST_TIMEOUT_S):
         while True:
             events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True)

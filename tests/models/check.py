@@ -61,8 +61,9 @@ class TypeResult:
 def check_architecture(
     model_type: str, *, device: str = "cpu", config: PretrainedConfig | None = None
 ) -> TypeResult:
-    """Return the result of a tiny model of the type, which is run through the engine and compared
-    with the model's own eager forward pass.
+    """Build a tiny model of type `model_type`, run it through the engine on `device`, and compare
+    it with the model's own eager forward pass; return the result. `config`: the model's
+    configuration; None: a small one of the type.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-architecture-") as name:
         folder = Path(name)

@@ -166,7 +166,7 @@ def _names(results: Sequence[TypeResult]) -> str:
 
 
 def _table(results: Sequence[TypeResult]) -> str:
-    """Return a Markdown table with a row for each reason, which lists the model types with that
+    """Return a Markdown table with a row for each reason. A row lists the model types with its
     reason.
     """
     types: dict[str, list[str]] = {}

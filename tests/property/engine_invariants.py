@@ -36,8 +36,8 @@ MAX_TURNS_ALONE = 200
 
 
 def check_accounts(machine: EngineMachine) -> None:
-    """Check the engine's integrity, and that its live, running and waiting requests are those that
-    its clients expect.
+    """Check the engine's integrity, and that its live, running and waiting requests are the
+    requests that its clients expect.
 
     The queue is within its limits, not counting preempted requests, and the engine does not sleep
     beyond a deadline.
@@ -189,8 +189,8 @@ def _check_unreachable(
 
 def is_late_alone(machine: EngineMachine, output: Output) -> bool:
     """Return whether the request misses a deadline in an engine without other requests. Also True
-    if that is unknown: without the exact cost, or with a latency target, which may slow down
-    prefill.
+    if this is unknown: without the exact cost, or with a latency target, because a target may slow
+    down prefill.
     """
     config = machine.config
     if config.known_cost != machine.device.simulated.cost or config.target_itl_s is not None:
@@ -257,8 +257,7 @@ def check_order(machine: EngineMachine, events: StepEvents) -> None:
 
 
 def _check_tenant_preemption(machine: EngineMachine, events: StepEvents) -> None:
-    """Check a step that preempted requests and admitted others, which only tenant preemption
-    allows.
+    """Check a step that preempted requests and admitted others. Only tenant preemption allows this.
 
     No admitted request is of a lower class than any request preempted before it.
     """

@@ -276,8 +276,8 @@ class EngineMachine(RuleBasedStateMachine):
     """Clients, a clock and faults for one engine. At the end, another engine must return the same
     batches and ends for the same calls.
 
-    `outputs`: the last output of each key; `history`: all outputs; `live`: those that have not
-    ended.
+    `outputs`: the last output of each key; `history`: all outputs; `live`: the outputs of requests
+    that have not ended.
     """
 
     keys = Bundle("keys")

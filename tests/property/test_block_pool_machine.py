@@ -89,7 +89,7 @@ class NaiveHitDensity:
     """Evicts by the hits expected per time, as `HitDensityOrder` does.
 
     The class of a block is its number of uses, at most 8. `segments`: (class, number of the release
-    of the first block, blocks in order of release, which starts at the end of a chain); `lives`:
+    of the first block, blocks in order of release); a chain is released from its end. `lives`:
     number of blocks that arrived, by class; `hits`: number of hits by class and age bin.
     """
 
@@ -340,8 +340,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.order.blocks() | self.elsewhere.keys()
 
     def next_victims(self, count: int) -> list[int]:
-        """Remove and return the next `count` blocks to evict: those of the lowest level first, each
-        level in its order.
+        """Remove and return the next `count` blocks to evict: the blocks of the lowest level first,
+        each level in its order.
         """
         victims: list[int] = []
         for _ in range(count):

@@ -1,6 +1,7 @@
 """The CPU kernels equal plain torch for any shape, number of threads and batch.
 
-`make sanitize` runs these tests with a build that checks every memory access except those of tiles.
+`make sanitize` runs these tests with a build that checks every memory access except accesses by
+tiles.
 """
 
 from __future__ import annotations

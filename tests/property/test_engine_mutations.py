@@ -135,7 +135,7 @@ def unowned(preempt: Any, planner: Planner, *arguments: Any) -> None:
 
 
 def stingy(_: Any, blocks: AdmissionBlocks, request: Request) -> int:
-    """Reserve only the blocks needed now, not those that may be needed later."""
+    """Reserve only the blocks needed now, not the blocks that may be needed later."""
     return len(request.tokens)
 
 

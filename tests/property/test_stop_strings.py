@@ -17,7 +17,7 @@ CUTS = st.lists(st.integers(0, 5), max_size=20)
 
 def naive(text: str, stops: list[str], num_unarmed: int = 0) -> tuple[str, str] | None:
     """Return (text before the stop string, stop string) for the first stop string that ends after
-    `num_unarmed` characters, the longest of those that end there; None if there is none.
+    `num_unarmed` characters, the longest if several end there; None if there is none.
     """
     for end in range(num_unarmed + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]

@@ -66,7 +66,7 @@ class RayCluster:
     def deploy(self, *serve_options: str, **options: Any) -> list[Replica]:
         """Deploy these options unless they are already deployed; return the replicas once they run.
 
-        `options`: those of Ray Serve. Ray Serve replaces earlier replicas one by one.
+        `options`: deployment options of Ray Serve. Ray Serve replaces earlier replicas one by one.
         """
         wanted = (serve_options, json.dumps(options))
         if wanted != self._deployed:

@@ -24,8 +24,8 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_queries() -> dict[str, str]:
-    """Return every expression of the dashboard: those of panels by title, query id and panel id,
-    those of annotations by name.
+    """Return every expression of the dashboard: expressions of panels by title, query id and panel
+    id, expressions of annotations by name.
     """
     loaded = dashboard()
     queries = {

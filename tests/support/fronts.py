@@ -70,8 +70,8 @@ SMALL_WINDOW = (
 
 
 def make_text(folder: Path) -> ModelText:
-    """Return the text layer of a model "tiny", whose files are written below `folder`: a byte-level
-    tokenizer and a chat template.
+    """Write the files of a model "tiny" below `folder` (a byte-level tokenizer and a chat
+    template); return the model's text layer.
     """
     return ModelText.load(tiny_tokenizers.write_model_folder(folder / "tiny"), name="tiny")
 
@@ -278,8 +278,9 @@ async def serving(
     credentials: grpc.ChannelCredentials | None = None,
     **options: Any,
 ) -> AsyncGenerator[ServedFront]:
-    """Start a front server on a TCP socket with a scripted engine, and open a channel to it, which
-    is insecure (plaintext) if `credentials` is None. `options`: other arguments of FrontServer.
+    """Start a front server on a TCP socket with a scripted engine, and open a channel to it. If
+    `credentials` is None, the channel is insecure (plaintext). `options`: other arguments of
+    FrontServer.
     """
     port = ScriptedPort()
     config = config or FrontConfig(acceptance_delay_s=0.0)

@@ -99,7 +99,9 @@ class Step:
         return out
 
     def fill(self) -> None:
-        """Write the keys and values that the rows may read; those outside the window stay NaN."""
+        """Write the keys and values that the rows may read; keys and values outside the window stay
+        NaN.
+        """
         window = self.case.window
         firsts = [max(start + 1 - window, 0) if window else 0 for start, _ in self.case.rows]
         counts = [end - first for end, first in zip(self.ends, firsts, strict=True)]

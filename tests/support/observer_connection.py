@@ -9,7 +9,7 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 class ObserverConnection:
-    """Sends frames, and returns those of the other side one by one."""
+    """Sends frames, and returns the frames of the other side one by one."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected

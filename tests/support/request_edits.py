@@ -18,8 +18,8 @@ def edited(edit: Edit) -> GenerateRequest:
 
 
 def merging(**fields: Any) -> Edit:
-    """Return an edit that merges these fields into the message. Values are those that the message's
-    constructor accepts, such as nested dictionaries and lists.
+    """Return an edit that merges these fields into the message. Values may be anything that the
+    message's constructor accepts, such as nested dictionaries and lists.
     """
     return lambda message: message.MergeFrom(GenerateRequest(**fields))
 

@@ -224,9 +224,10 @@ else:
 class ScriptedServer(_Servicer):
     """Runs the scripts in order, one for each request, and `send_hello` after the last.
 
-    `requests`: those of Generate, GenerateOnce and Multiplex, in order of arrival; `arrived`: those
-    of Generate and Multiplex. `once`: the responses or errors of GenerateOnce. `calls`: the
-    Multiplex calls; each entry of `rejections` rejects one, and setting `cut` aborts an open one.
+    `requests`: the calls of Generate and GenerateOnce and the requests of Multiplex, in order of
+    arrival; `arrived`: the same without GenerateOnce. `once`: the responses or errors of
+    GenerateOnce. `calls`: the Multiplex calls; each entry of `rejections` rejects one, and setting
+    `cut` aborts an open one.
     """
 
     def __init__(self) -> None:

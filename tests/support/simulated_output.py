@@ -14,8 +14,8 @@ def simulated_token(
     """Return the token at the absolute `position`, which is at least the length of `prompt_ids`,
     the original prompt.
 
-    `seed`: that of the request's sampling parameters, 0 for greedy decoding. Only for requests
-    without stop ids; `simulated_output` is correct for those too.
+    `seed`: the seed of the request's sampling parameters; 0 for greedy decoding. Only for requests
+    without stop ids; `simulated_output` also supports stop ids.
     """
     origins = np.array([origin_of(prompt_ids, seed)], dtype=np.uint64)
     return int(tokens_at(origins, np.array([position], dtype=np.int64), vocab_size)[0])

@@ -162,7 +162,7 @@ def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
 def request(
     num_tokens: int = 8, prompt: Iterable[int] = (5, 6, 7, 8), **fields: Any
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly `num_tokens` output tokens, whose ids are returned."""
+    """Return a greedy request of exactly `num_tokens` output tokens, with `return_token_ids`."""
     return greedy(num_tokens, prompt, output={"return_token_ids": True}, **fields)
 
 

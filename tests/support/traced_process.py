@@ -19,9 +19,9 @@ EXIT_LIMIT_S = 100.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a process. `counters`: those of its tracing. `close_s`: duration of closing,
-    seconds; `end_s`: time from the start of closing to the exit, seconds. `output`: stdout without
-    the last line; `errors`: stderr.
+    """The result of a process. `counters`: the counters of its tracing. `close_s`: duration of
+    closing, seconds; `end_s`: time from the start of closing to the exit, seconds. `output`: stdout
+    without the last line; `errors`: stderr.
     """
 
     counters: dict[str, int]

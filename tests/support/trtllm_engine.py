@@ -1,9 +1,9 @@
 """A scheduler's engine with the TensorRT-LLM executor and a stand-in for TensorRT-LLM
 (tests/fakes), stepped by the test.
 
-Only the test advances the three clocks: that of the scheduler and the executor (`clock`), that of
-the event loop (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call returns when
-the work that it caused is done, so no test depends on timing.
+Only the test advances the three clocks: the clock of the scheduler and the executor (`clock`), the
+clock of the event loop (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call
+returns when the work that it caused is done, so no test depends on timing.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class TrtllmHarness:
 
     @property
     def submitted_keys(self) -> list[int]:
-        """The keys of the submitted requests, derived from their prompts, which `make_spec` chose
-        by key.
+        """The keys of the submitted requests, derived from their prompts. `make_spec` chooses a
+        prompt by key.
         """
         return [item.prompt_token_ids[0] // 100 for item in self.submitted]
 

@@ -43,7 +43,7 @@ def members_of(path: str) -> set[str]:
 
 
 def all_names() -> set[str]:
-    """Return every name in the table: those of classes, members, parameters, modules and
+    """Return every name in the table: the names of classes, members, parameters, modules and
     statistics.
     """
     table = facts()

@@ -41,8 +41,8 @@ class AsyncMultiplexStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, timeout_s: float | None, traceparent: str | None) -> None:
-        """Submit the request, which fails after `timeout_s` seconds; None for no timeout in this
-        client. Raises ResourceExhausted if the request is too large."""
+        """Submit the request. It fails after `timeout_s` seconds; None: no timeout in this client.
+        Raises ResourceExhausted if the request is too large."""
         self._open_request = self._call.submit(self._request, timeout_s, traceparent, self._wake)
         if timeout_s is not None:
             loop = asyncio.get_running_loop()

@@ -111,7 +111,7 @@ def _copy_signature(call: Any, method: Callable[..., object], signature: inspect
 
 
 def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
-    """Return an awaitable form of `sleep`, which blocks the thread when it is awaited."""
+    """Return an awaitable form of `sleep`. Awaiting it blocks the thread."""
 
     async def awaited(delay_s: float) -> None:
         sleep(delay_s)
@@ -163,7 +163,7 @@ class _Channel:
             self.channel.unsubscribe(states.put)
 
     async def close(self) -> None:
-        """Close the channel, which cancels open calls."""
+        """Close the channel and cancel its open calls."""
         self.channel.close()
 
 

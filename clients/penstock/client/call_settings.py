@@ -53,7 +53,7 @@ class CallSettings:
     budget: RetryBudget = field(default_factory=RetryBudget)
 
     def attempts(self, deadline_s: float | None) -> Attempts:
-        """Return a new `Attempts` for one logical call, which may need several gRPC calls. Raises
+        """Return a new `Attempts` for one logical call, i.e. for all its gRPC calls. Raises
         ValueError or TypeError for an invalid `deadline_s`."""
         return Attempts(
             self.retry,

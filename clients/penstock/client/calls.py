@@ -264,7 +264,7 @@ class Calls:
         attempts: Attempts,
         metadata: Pairs,
     ) -> AsyncGenerator[ResponseT, None]:
-        """Make a call with a stream of responses, without retries, and yield them."""
+        """Make a server-streaming call without retries; yield its responses."""
         async with self.borrowed_channel() as channel:
             call = method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
             self._open_calls.add(call)

@@ -87,8 +87,8 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
-    """Settings of the connections. Raises ValueError or TypeError, which names the field, for an
-    invalid value.
+    """Settings of the connections. Raises ValueError or TypeError, naming the field, if one is
+    invalid.
 
     Attributes:
         keepalive_s: Seconds between pings while calls are open, at least 20.
@@ -113,7 +113,7 @@ class ChannelConfig:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError or TypeError, which names the field that is invalid."""
+        """Raise ValueError or TypeError, naming the field, if one is invalid."""
         longest_s = _MAX_GRPC_INT / 1e3
         require_number(
             self.keepalive_s, "keepalive_s", Real, at_least=MIN_KEEPALIVE_S, at_most=longest_s

@@ -77,7 +77,8 @@ class Client(ModelCalls):
     - `deadline_s`: the seconds that a call may take, with all attempts and the wait for admission
       (`PoolConfig.max_concurrent_calls`); None: no limit. Each attempt sends the remaining time as
       its gRPC deadline.
-    - `trace`: the trace context of the call; None: that of the current OpenTelemetry span, if any.
+    - `trace`: the trace context of the call; None: the context of the current OpenTelemetry span,
+      if any.
     - `metadata`: gRPC metadata of the call; not allowed for generations with `multiplex`.
     """
 
@@ -105,8 +106,8 @@ class Client(ModelCalls):
         Args:
             address: HOST, HOST:PORT (default 50051) or another gRPC target; several in a sequence
                 or separated by commas.
-            token: Bearer token of all calls, or a function that returns it, which is called for
-                each call. Raises ValueError if the token would cross a network in plain text.
+            token: Bearer token of all calls, or a function that returns it and is called for each
+                call. Raises ValueError if the token would cross a network in plain text.
             tls: True for the system's certificate authorities, or a `TlsConfig`.
             credentials: gRPC channel credentials, instead of `tls`.
             metadata: Sent with all calls.
@@ -328,7 +329,7 @@ class Client(ModelCalls):
         also limits the open requests. A slow reader slows down the streams. `deadline_s` counts
         from the start of each request; `options` apply to each request. Leaving the iterator early
         cancels the open requests. Invalid `options` raise ValueError or TypeError immediately. An
-        invalid request ends the batch with such an error, which names its index.
+        invalid request ends the batch with such an error, naming the index of the request.
         """
         require_requests(requests)
         width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)

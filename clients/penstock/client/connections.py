@@ -74,7 +74,7 @@ class Connections:
 
     @asynccontextmanager
     async def admitted(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
-        """Wait until one more generation may be sent, which counts as open inside the `with` block.
+        """Wait until one more generation may be sent. It counts as open inside the `with` block.
 
         Raises BacklogFull immediately if too many generations wait, DeadlineExceeded after
         `timeout_s` seconds (None: no limit), CallCancelled if the connections are closed meanwhile,

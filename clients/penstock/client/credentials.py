@@ -29,7 +29,7 @@ class TlsConfig:
     Raises ValueError if only one of `cert` and `key` is given.
 
     Attributes:
-        ca: Certificates of the trusted authorities; None for those of the system.
+        ca: Certificates of the trusted authorities; None: the authorities trusted by the system.
         cert: The client's certificate chain, for mutual TLS.
         key: The client's private key, for mutual TLS.
     """

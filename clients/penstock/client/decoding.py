@@ -1,8 +1,8 @@
 """Converts protobuf messages to Python values.
 
-Decodes all responses except those of OperationsService (`operations_decoding.py`). A newer server
-may send unknown enum values and unknown events, which cause no error: values become UNKNOWN, events
-become None.
+Decodes all responses except those of OperationsService (`operations_decoding.py`). Unknown enum
+values and unknown events, from a newer server, cause no error: values become UNKNOWN, events become
+None.
 """
 
 from collections.abc import Iterable

@@ -71,7 +71,7 @@ _SAMPLING_SCALARS = (
 def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
     """Return the protobuf message of a generation request.
 
-    Raises ValueError or TypeError, which names a field that does not fit.
+    Raises ValueError or TypeError, naming the field, if one does not fit.
     """
     message = pb.GenerateRequest()
     _set(message, "model", request.model, "model")
@@ -102,7 +102,7 @@ def filled(message: MessageT, **values: Any) -> MessageT:
     """Set scalar fields of the message to `values`, except those that are None, and return the
     message.
 
-    Raises ValueError, which names a field that does not fit.
+    Raises ValueError, naming the field, if one does not fit.
     """
     for name, value in values.items():
         _set(message, name, value, name)
@@ -112,8 +112,8 @@ def filled(message: MessageT, **values: Any) -> MessageT:
 def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeRequest) -> None:
     """Write the prompt into the message.
 
-    Raises ValueError or TypeError, which names a field that does not fit, and ValueError for token
-    ids in a TokenizeRequest, because there is nothing to tokenize.
+    Raises ValueError or TypeError, naming the field, if one does not fit. Raises ValueError for
+    token ids in a TokenizeRequest, because there is nothing to tokenize.
     """
     if isinstance(prompt, TextPrompt):
         text = message.text_prompt
@@ -180,7 +180,7 @@ def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
 
 
 def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
-    """Write the token ids into the message. Raises ValueError or TypeError, which names an id that
+    """Write the token ids into the message. Raises ValueError or TypeError, naming the id, if one
     does not fit."""
     _extend(message.token_ids, ids, "token_ids")
 
@@ -267,7 +267,7 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
 
 
 def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:
-    """Set a field like `_set`, but with errors that do not quote the prompt, which may be long and
+    """Set a field like `_set`. The errors do not quote the prompt, because it may be long and
     private."""
     try:
         setattr(message, name, text)

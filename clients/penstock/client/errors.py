@@ -370,8 +370,8 @@ class StreamSuperseded(Aborted):
 
 
 class CallCancelled(PenstockError):
-    """The call was cancelled: by the server, by a proxy, or by this client, which cancels one
-    request of a Multiplex call or, when it is closed, all calls.
+    """The call was cancelled by the server, by a proxy, or by this client. The client may cancel
+    one request of a Multiplex call; when it is closed, it cancels all calls.
     """
 
 

@@ -65,8 +65,8 @@ def cancelled_to_unavailable(error: PenstockError) -> PenstockError:
     """Convert CallCancelled without a reason to Unavailable; return other errors unchanged.
 
     For calls that this client did not cancel: a server that shuts down cancels calls that have
-    arrived and have no handler yet. An error with a reason comes from the service, which cancelled
-    the call deliberately.
+    arrived and have no handler yet. If the error has a reason, the service cancelled the call
+    deliberately.
     """
     if not isinstance(error, CallCancelled) or error.reason:
         return error

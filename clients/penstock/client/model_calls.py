@@ -113,7 +113,7 @@ class ModelCalls:
     ) -> str:
         """Return the text of token ids.
 
-        If `skip_special_tokens` is None, the server's default applies, which is True.
+        `skip_special_tokens` None: the server's default, True.
         """
         request = filled(
             pb.DetokenizeRequest(), model=model, skip_special_tokens=skip_special_tokens

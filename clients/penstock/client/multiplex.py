@@ -27,7 +27,7 @@ class MultiplexConfig:
             that is more. It limits the memory for a slow reader, and should exceed the tokens
             generated in one round trip.
         max_call_age_s: After this many seconds new requests use a new call, so that no call exceeds
-            the server's maximum connection age, which is 1800 s plus or minus a tenth by default.
+            the server's maximum connection age (by default 1800 s plus or minus a tenth).
         max_request_bytes: A larger request fails and is not sent, because it would end the call for
             all requests. Must not exceed the server's `ModelLimits.max_message_bytes`.
     """
@@ -37,7 +37,7 @@ class MultiplexConfig:
     max_request_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which names the field that is out of range."""
+        """Raise ValueError, naming the field, if one is out of range."""
         if not 1 <= self.window_tokens <= 1 << 20:
             raise ValueError(
                 f"window_tokens: must be from 1 to {1 << 20}, not {self.window_tokens}"
@@ -53,8 +53,8 @@ def multiplex_config(
 ) -> MultiplexConfig | None:
     """Return the configuration for a client's `multiplex` argument; None for False.
 
-    True means the defaults. `max_message_bytes` is the limit of the channel, which also limits
-    `max_request_bytes`. Raises TypeError for another type.
+    True means the defaults. `max_message_bytes` is the limit of the channel; a greater
+    `max_request_bytes` is reduced to it. Raises TypeError for another type.
     """
     require_type(multiplex, "multiplex", bool, MultiplexConfig)
     if not multiplex:

@@ -1,7 +1,7 @@
 """Converts messages of OperationsService to values.
 
-All responses of OperationsService are decoded here. Unknown enum values, which a newer server may
-send, become UNKNOWN.
+All responses of OperationsService are decoded here. A newer server may send unknown enum values;
+they become UNKNOWN.
 """
 
 from google.protobuf.timestamp_pb2 import Timestamp

@@ -1,7 +1,7 @@
 """Encodes the requests of OperationsService as protobuf messages.
 
 Checks the limits of arguments, for both clients of OperationsService. Raises ValueError or
-TypeError, which names the argument that does not fit.
+TypeError, naming the argument, if one does not fit.
 """
 
 from numbers import Integral, Real

@@ -46,7 +46,9 @@ class SyncOperationsClient(BlockingAdapter[OperationsClient]):
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Create a client. The arguments are those of `OperationsClient`; `sleep` blocks."""
+        """Create a client. The arguments are the same as for `OperationsClient`, but `sleep`
+        blocks.
+        """
         super().__init__(
             _ThreadOperationsClient(
                 address,

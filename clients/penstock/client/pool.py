@@ -1,7 +1,7 @@
 """The rules of the connection pool: which connection a call uses, and how many generations are
 open.
 
-Chooses channels, limits the number of generations, and keeps the backlog of those that wait.
+Chooses channels, limits the number of generations, and keeps the backlog of waiting generations.
 `connections.py` opens connections and waits.
 """
 
@@ -24,7 +24,7 @@ class PoolConfig:
     """How many connections a client has, and how many generations it sends at the same time.
 
     Calls that do not generate, such as `cancel` and `health`, never wait. Raises ValueError or
-    TypeError, which names the field, for an invalid value.
+    TypeError, naming the field, if one is invalid.
 
     Attributes:
         num_channels: Connections to each address. One is enough for a server with one front
@@ -40,7 +40,7 @@ class PoolConfig:
     max_waiting_calls: int = 1024
 
     def __post_init__(self) -> None:
-        """Raise ValueError or TypeError, which names the field that is invalid."""
+        """Raise ValueError or TypeError, naming the field, if one is invalid."""
         require_number(self.num_channels, "num_channels", Integral, at_least=1)
         if self.max_concurrent_calls is not None:
             require_number(self.max_concurrent_calls, "max_concurrent_calls", Integral, at_least=1)

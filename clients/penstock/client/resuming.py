@@ -36,7 +36,7 @@ class ResumePoint:
     received_token_counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which names the field that is out of range."""
+        """Raise ValueError, naming the field, if one is negative."""
         if self.next_sequence < 0:
             raise ValueError(f"next_sequence: must not be negative, not {self.next_sequence}")
         if any(count < 0 for count in self.received_token_counts):
@@ -91,7 +91,9 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """True if the stream can be resumed after a lost connection."""
+        """True if resuming is enabled (`grace_s` > 0). `delay_after` decides for each error whether
+        the stream is resumed.
+        """
         return self._grace_s > 0
 
     def delay_after(

@@ -28,9 +28,9 @@ class RetryPolicy:
     """When failed calls are retried, as in gRFC A6 without hedging.
 
     The wait before attempt k+1 is random, from half to all of `min(initial_backoff_s *
-    multiplier**(k-1), max_backoff_s)`. A retry time from the server replaces it, plus a
-    random part of up to `pushback_jitter` of that time, so that rejected clients do not retry
-    together. Raises ValueError or TypeError, which names the field, for an invalid value.
+    multiplier**(k-1), max_backoff_s)`. A retry time from the server replaces it, plus a random part
+    of up to `pushback_jitter` of that time, so that rejected clients do not retry together. Raises
+    ValueError or TypeError, naming the field, if one is invalid.
 
     Attributes:
         max_attempts: Maximum number of attempts of one call, including the first.
@@ -49,7 +49,7 @@ class RetryPolicy:
     on_retry: Callable[[PenstockError, float], None] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError or TypeError, which names the field that is invalid."""
+        """Raise ValueError or TypeError, naming the field, if one is invalid."""
         require_number(self.max_attempts, "max_attempts", Integral, at_least=1)
         for name in ("initial_backoff_s", "max_backoff_s", "pushback_jitter"):
             require_number(getattr(self, name), name, Real, at_least=0)
@@ -159,8 +159,8 @@ class Attempts:
         """Return the error to raise: `error`, or the latest error with a reason if `error` is
         UNAVAILABLE without a reason.
 
-        For example, attempts after that of a draining server get no response, because it has
-        stopped.
+        For example, a draining server rejects an attempt with a reason; later attempts get no
+        response, because the server has stopped.
         """
         is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
         return self._last_with_reason if is_bare and self._last_with_reason is not None else error

@@ -11,11 +11,11 @@ import threading
 
 
 class RetryBudget:
-    """Limits retries over any period to max(`reserve`, 1) plus `share` of the calls in it.
+    """Limits retries over any period to max(`reserve`, 1) plus `share` of the calls in this period.
 
-    Each call adds `share` of a retry to the budget, which starts with `reserve` retries and never
-    has more than max(`reserve`, 1). Thread-safe. Raises ValueError for a negative `reserve`, and
-    for a `share` that is negative or not finite.
+    The budget starts with `reserve` retries. Each call adds `share` of a retry, but the budget
+    never has more than max(`reserve`, 1). Thread-safe. Raises ValueError for a negative `reserve`,
+    and for a `share` that is negative or not finite.
     """
 
     def __init__(self, *, share: float = 0.2, reserve: int = 100) -> None:

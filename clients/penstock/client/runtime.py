@@ -25,7 +25,7 @@ class Signal(Protocol):
     """A one-time event: one side waits for it, the other sets it."""
 
     def set(self) -> None:
-        """Set the event, which wakes the side that waits."""
+        """Set the event, to wake the side that waits."""
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
@@ -83,7 +83,7 @@ class StartStream(Protocol):
         """Return the events of the request with this index in the batch. `canceller` lets another
         thread end the stream.
 
-        Raises ValueError or TypeError, which names the index, for an invalid request.
+        Raises ValueError or TypeError, naming the index, if the request is invalid.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""Creates gRPC's service config for a target, which determines how calls are balanced over the
-addresses of a name.
+"""Creates gRPC's service config for a target. The service config determines how calls are balanced
+over the addresses of a name.
 
-The service config is JSON (gRFC A2 and the load balancing config of A24). It has no retry
-policy, because `retry.py` takes reasons, deadlines and delivered output into account, which gRPC
-cannot do, and because two nested policies would multiply their attempts.
+The service config is JSON (gRFC A2 and the load balancing config of A24). It has no retry policy,
+for two reasons: gRPC cannot take error reasons, deadlines and delivered output into account, as
+`retry.py` does; and two nested policies would multiply their attempts.
 """
 
 import json

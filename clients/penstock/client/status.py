@@ -44,8 +44,8 @@ def error_from_call(
     """Return the typed error for a call that ended with a status other than OK.
 
     `request_id` is the id of the request if known, in case the status does not have it. `address`
-    is that of the server. Details that cannot be parsed are left out, so that they do not hide the
-    status.
+    is the server's address. Details that cannot be parsed are left out, so that they do not hide
+    the status.
     """
     if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
         return error_of(
@@ -64,9 +64,9 @@ def as_error(
 ) -> PenstockError:
     """Return the typed error for a failed attempt; a PenstockError is returned unchanged.
 
-    `request_id` is "" until the server responds. `is_client_cancellation` is True if this
-    client cancelled the call; otherwise the error of a call that was cancelled without a response
-    and without a reason is Unavailable. `address` is that of the server.
+    `request_id` is "" until the server responds. `is_client_cancellation` is True if this client
+    cancelled the call; otherwise the error of a call that was cancelled without a response and
+    without a reason is Unavailable. `address` is the server's address.
     """
     if isinstance(failed, PenstockError):
         return failed

@@ -82,8 +82,8 @@ class StreamReader:
         return event
 
     def end(self) -> Finished:
-        """End the stream, whose call ended with status OK; return its `Finished`. Raises
-        StreamBroken if none was received."""
+        """End the stream after its call ended with status OK; return its `Finished`. Raises
+        StreamBroken if no `Finished` was received."""
         if self._finished is None:
             self._break(f"the stream ended without `finished` after {self._next_sequence} messages")
         self._next_sequence += 1

@@ -63,7 +63,7 @@ class SyncClient(BlockingAdapter[Client]):
         settings: CallSettings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Create a client. The arguments are those of `Client`; `sleep` blocks."""
+        """Create a client. The arguments are the same as for `Client`, but `sleep` blocks."""
         super().__init__(
             _ThreadClient(
                 address,

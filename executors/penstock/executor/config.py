@@ -93,9 +93,10 @@ class SimulatedConfig:
 class ExecutorConfig:
     """The settings of an executor. Raises SettingError naming the invalid field.
 
-    The trtllm executor reads its settings, except those of model and tokenizer, from `trtllm`,
-    which uses TensorRT-LLM's names. The command line copies its `max_batch_size` and `max_seq_len`
-    to `max_num_seqs` and `max_seq_len`, which the server reads.
+    The trtllm executor reads its settings from `trtllm`, except the paths of model and tokenizer;
+    the fields of `trtllm` have TensorRT-LLM's names. The command line copies
+    `trtllm.max_batch_size` and `trtllm.max_seq_len` to `max_num_seqs` and `max_seq_len`, because
+    the server reads these.
 
     Attributes:
         model_path: A Hugging Face folder (see `penstock.executor.models.resolve_model`), required

@@ -49,9 +49,7 @@ def run_isolated(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
 
 
 class _RowSearch:
-    """Searches the rows of one batch for those that cause an error; collects results in row
-    order.
-    """
+    """Finds the rows of one batch that cause an error; collects results in row order."""
 
     def __init__(self, batch: Batch, run: RunPart, recover: Recover) -> None:
         self._batch = batch
@@ -111,7 +109,9 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
 
 
 def _describe(error: Exception) -> str:
-    """Return the error's type and location, without its text, which may quote a client's data."""
+    """Return the error's type and location. Its text is left out because it may quote a client's
+    data.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"the step raised {type(error).__name__}{where}"

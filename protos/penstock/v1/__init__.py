@@ -1,7 +1,8 @@
 """The public contract, version 1: every message, enum, stub and servicer under one name.
 
-Contains no code: the modules next to this file are generated from the .proto files, which are
-the documentation. Enum values are reached through their type: `FinishReason.FINISH_REASON_STOP`.
+Contains no code: the modules next to this file are generated from the .proto files. The .proto
+files are the documentation. Enum values are reached through their type:
+`FinishReason.FINISH_REASON_STOP`.
 """
 
 from penstock.v1.error_pb2 import (

@@ -56,9 +56,9 @@ class AdmissionBlocks:
     def num_taken(self, request: Request, matched: Sequence[int]) -> int:
         """Return how many of the `num_left` blocks an admission takes.
 
-        These are the blocks that the request will hold, without those in `matched` that running
-        requests already use. A self-paced executor (see `ExecutorInfo`) with GUARANTEED_NO_EVICT
-        counts all blocks that the request will hold, used ones included.
+        These are the blocks that the request will hold, without blocks in `matched` that running
+        requests already use. For a self-paced executor (see `ExecutorInfo`) with
+        GUARANTEED_NO_EVICT, they are all blocks that the request will hold, used blocks included.
         """
         counted = () if self._counts_no_reuse else matched
         return self._cache.num_taken(counted, self.num_tokens(request))

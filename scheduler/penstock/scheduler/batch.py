@@ -25,8 +25,8 @@ class Batch:
     at launch; otherwise it is the token that the executor sampled for that slot in the previous
     step (pipeline depth 2: its value has not been collected yet).
 
-    `sampled_slots` int32 [m]: the slots that sample a token, in row order: those of all decode
-    rows, and those of the prefill rows that compute the last of their request's current tokens.
+    `sampled_slots` int32 [m]: the slots that sample a token, in row order: the slots of all decode
+    rows, and of the prefill rows that compute the last of their request's current tokens.
 
     The arrays change after `launch` returns: an executor must read or copy what it needs before
     that. A batch without rows only releases slots; its result is empty.
@@ -34,10 +34,10 @@ class Batch:
     Attributes:
         admitted: Requests that got a slot since the last batch (`request.slot`). An executor must
             process `released` first, because a released slot may be assigned again.
-        released: Slots released since the last batch, including those assigned again.
+        released: Slots released since the last batch, including slots that were assigned again.
         num_used_blocks: Blocks of running requests, shared ones counted once.
         num_old_blocks: `num_used_blocks` before this step allocated blocks.
-        num_paused: Number of running decodes that this step leaves out.
+        num_paused: Number of running decodes that are not in this step.
 
     For a self-paced executor (see `ExecutorInfo`) a prompt is one chunk, repeated in every batch
     until its first token has arrived.
@@ -92,8 +92,8 @@ class SlotFailure:
     """A request that failed; the rest of the batch is valid.
 
     `detail` is for the server log only and must not contain client data. `is_rejected`: the
-    executor does not support an option of the request, which is a client error;
-    `is_constraint_error`: the unsupported option is the constraint."""
+    executor does not support an option of the request (a client error). `is_constraint_error`: the
+    unsupported option is the constraint."""
 
     slot: int
     detail: str
@@ -122,12 +122,12 @@ class StepResult:
         slots: int32 [m], usually the object `batch.sampled_slots`.
         tokens: int32 [m], one per slot, when `counts` is None; otherwise int32 [sum of counts]:
             `counts[i]` tokens for `slots[i]`, concatenated.
-        counts: int32 [m], number of tokens of each slot; None for one each. 0 is allowed: the slot
-            is scheduled again. If a count is above one, the keys and values of all but the last
-            token are in the slot's blocks. Counts require a pipeline depth of 1.
+        counts: int32 [m], number of tokens of each slot; None if each slot has one token. 0 is
+            allowed: the slot is scheduled again. If a count is above one, the keys and values of
+            all but the last token are in the slot's blocks. Counts require a pipeline depth of 1.
         logprobs: Aligned with `tokens`; None when none were requested.
-        prompt_logprobs: (slot, first position, logprobs): the logprobs of the prompt tokens at
-            positions first, first + 1, ..., which this step's chunk predicted.
+        prompt_logprobs: (slot, first position, logprobs): the logprobs that this step's chunk
+            predicted for the prompt tokens at positions first, first + 1, ...
         failures: Slots that failed; they have no tokens.
         ends: Requests that the executor ended by itself, after their tokens.
         num_cached: (slot, number of prompt tokens found in the executor's own cache), if the

@@ -199,8 +199,8 @@ class BatchAdmission:
         return WaitReason.FAIRNESS
 
     def _may_overtake_blocked(self, request: Request, now: float) -> bool:
-        """Return whether a request may be admitted before the blocked head, which is the request
-        last found to lack blocks; True for that request itself.
+        """Return whether a request may be admitted before the blocked head (the request last found
+        to lack blocks). True for the blocked head itself, and if it no longer waits.
         """
         blocked = self._blocked
         if blocked is None or blocked is request or blocked.ticket < 0:

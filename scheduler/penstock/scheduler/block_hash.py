@@ -1,8 +1,8 @@
 """Computes chained content hashes of full KV cache blocks: a hash identifies a whole prefix.
 
 The fronts (gRPC server processes) hash prompts, and the engine hashes outputs. A digest is 16 bytes
-of BLAKE2b. A collision would give one tenant the keys and values of another, so the hash is
-cryptographic, and the chain starts from a salt, which contains the tenant unless tenants share
+of BLAKE2b. A collision would give one tenant the keys and values of another. So the hash is
+cryptographic, and the chain starts from a salt. The salt contains the tenant unless tenants share
 prefixes.
 """
 

@@ -5,9 +5,9 @@ can be reused) or used (reference count above zero). Independent of slots, reque
 
 Free blocks are on a stack in one array, so that many are taken in one slice. Cached blocks are
 evicted by level, then by the pool's eviction order (cached_blocks.py): a block's level is the
-retention level that a request set for it (its claim, see retention.py) or that of a session that
-holds it (sessions.py), whichever is higher. A request's blocks are released tail first, so that the
-head of a prefix, which more requests share, is evicted last (as in vLLM).
+retention level that a request set for it (its claim, see retention.py) or the level of sessions if
+a session holds it (sessions.py), whichever is higher. A request's blocks are released tail first,
+so that the head of a prefix is evicted last, because more requests share the head (as in vLLM).
 """
 
 import math
@@ -126,7 +126,7 @@ class BlockPool:
         return int((self.ref_counts[np.array(blocks, dtype=np.int32)] == 0).sum())
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add one reference to each of `blocks`, which must be used or cached."""
+        """Add one reference to each of `blocks`. The blocks must be used or cached."""
         if not blocks:
             return
         self.num_available -= self.num_unused(blocks)
@@ -192,8 +192,8 @@ class BlockPool:
         )
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
-        """Remove the digests of used blocks, whose content may be invalid; blocks without a digest
-        are ignored.
+        """Remove the digests of used blocks, because their content may be invalid; blocks without a
+        digest are ignored.
         """
         registered = blocks[self._is_hashed[blocks]]
         self._unregister(registered)
@@ -240,7 +240,7 @@ class BlockPool:
         return max(level, self.sessions.level) if block in self.sessions else level
 
     def _move(self, blocks: Iterable[int]) -> None:
-        """Update the eviction level of those of `blocks` that are cached."""
+        """Update the eviction level of the blocks in `blocks` that are cached."""
         for block in blocks:
             if block in self._cached:
                 self._cached.move(block, self._level(block))
@@ -309,7 +309,7 @@ class BlockPool:
         """Check the blocks with these numbers, and the free-stack entries at these positions; yield
         their faults, as `faults` does.
 
-        Assumes nothing about other blocks, which may have changed since they were checked.
+        Assumes nothing about other blocks, because they may have changed since they were checked.
         """
         cached, claims, sessions = self._cached, self._claims, self.sessions
         names = list(map(self._hash_of.get, positions))

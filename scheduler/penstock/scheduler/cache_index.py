@@ -59,8 +59,8 @@ class CacheWatch:
         return list(islice(self._snapshot, max_num))
 
     def take_changes(self) -> list[CacheChange]:
-        """Return the changes since the last call, in order; the first call returns those since the
-        watch began. Empty after an overrun.
+        """Return the changes since the last call, in order; the first call returns the changes
+        since the watch began. Empty after an overrun.
         """
         changes, self._changes = self._changes, []
         return changes
@@ -110,8 +110,8 @@ class CacheIndex:
     def note_registered(
         self, salt: bytes, digests: Sequence[bytes], positions: range, tokens: bytes
     ) -> None:
-        """Register the blocks at the positions `positions` of the chain `digests`, except those
-        already registered; `tokens`: their token ids, as bytes of int32.
+        """Register the blocks at the positions `positions` of the chain `digests`, except blocks
+        that are already registered. `tokens`: the token ids at all `positions`, as bytes of int32.
 
         The earlier blocks of the chain must be registered already.
         """

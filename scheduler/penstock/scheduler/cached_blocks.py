@@ -1,7 +1,7 @@
 """Keeps the cached blocks in the order in which they are evicted.
 
-Lower levels are evicted first. An `EvictionOrder` determines the order within the default level;
-other levels, which requests and sessions set for blocks, use LRU.
+Lower levels are evicted first. An `EvictionOrder` determines the order within the default level.
+Requests and sessions set other levels for blocks; these levels use LRU.
 
 A block that changes its level keeps its age: when it returns to the default level, it is placed
 among the blocks released at the same time, not behind all others.
@@ -49,7 +49,7 @@ class EvictionOrder(Protocol):
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order, because they are used again."""
+        """Remove the blocks in `blocks` that are in this order, because they are used again."""
         ...
 
     def pop(self, count: int) -> list[int]:
@@ -61,7 +61,7 @@ class EvictionOrder(Protocol):
         ...
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Record one more use of each of `blocks`, whose digests must be registered. Called before
+        """Record one more use of each of `blocks`. Their digests must be registered. Called before
         `discard`.
         """
         ...
@@ -127,7 +127,7 @@ class RecencyOrder:
         return self.added.pop(block) if tick is None else tick
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order, because they are used again."""
+        """Remove the blocks in `blocks` that are in this order, because they are used again."""
         added, moved = self.added, self.moved
         for block in blocks:
             if added.pop(block, None) is None and moved:
@@ -235,7 +235,7 @@ class CachedBlocks:
             self._level_of[block] = level
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are cached, because they are used again."""
+        """Remove the blocks in `blocks` that are cached, because they are used again."""
         self.order.discard(blocks)
         others = self._level_of
         if others:
@@ -288,7 +288,7 @@ class CachedBlocks:
         return tick
 
     def _forget_level(self, level: int, blocks: list[int]) -> None:
-        """Remove the recorded `level` of `blocks`, which have left it."""
+        """Remove the recorded `level` of `blocks`, because they have left this level."""
         for block in blocks:
             del self._level_of[block]
         if not len(self._others[level]):

@@ -24,8 +24,8 @@ def pieces(items: Iterable[_T]) -> Iterator[list[_T]]:
 
 
 def is_sorted(numbers: Iterable[float]) -> Iterator[bool]:
-    """Yield for each piece of `numbers` whether it is in ascending order and continues that of the
-    previous piece.
+    """Yield for each piece of `numbers` whether it, together with the last number of the previous
+    piece, is in ascending order.
     """
     last: list[float] = []
     for piece in pieces(numbers):

@@ -205,10 +205,10 @@ class PrefillCredit:
 class Slowdown:
     """The ratio of the actual to the predicted time that requests take after their admission.
 
-    Requests are weighted by their computed prompt tokens, which are wasted if the output is late.
-    The weight of a request decays exponentially with its age. Once the mean age exceeds
-    `_SLOWDOWN_MEMORY_S`, the excess of the ratio over 1 also fades linearly, to 0 at twice that
-    age.
+    Requests are weighted by their computed prompt tokens, because this computation is wasted if the
+    output is late. The weight of a request decays exponentially with its age. Once the mean age
+    exceeds `_SLOWDOWN_MEMORY_S`, the excess of the ratio over 1 also fades linearly, to 0 at twice
+    that age.
     """
 
     __slots__ = ("_age", "_at_s", "_predicted", "_taken")
@@ -385,10 +385,10 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Return the running requests whose chance, given their output so far, is below
-        `min_chance`, each with that chance.
+        """Return the running requests that will probably be late, each with its chance to meet its
+        deadline given its output so far: the requests with a chance below `min_chance`.
 
-        `token_s`: the predicted seconds per token. Requests that have no token yet, and those
+        `token_s`: the predicted seconds per token. Requests that have no token yet, and requests
         exempt from rejection (`is_trial`), are skipped.
         """
         arrays, columns = self._arrays, slice(0, self._running.high_water)

@@ -14,7 +14,7 @@ MAX_WEIGHT = 1e6
 
 
 class AdmissionPolicy(enum.Enum):
-    """When a waiting request may take a slot. The names are those of TensorRT-LLM.
+    """When a waiting request may take a slot. The names are the same as in TensorRT-LLM.
 
     GUARANTEED_NO_EVICT reserves blocks up to `max_tokens`: running requests are never preempted.
     MAX_UTILIZATION allocates only the blocks needed now, above a watermark: more requests run
@@ -73,13 +73,13 @@ class SchedulerConfig:
             Later requests are tried until `max_num_overtakes` of them have overtaken the first, or
             for `max_overtake_s`.
         tenant_burst_tokens: Credit, in weighted tokens, of a known tenant that returns after being
-            idle: its service counter may be this far below those of others, so that its burst goes
-            first. 0: no credit.
+            idle: its service counter may be this far below the counters of other tenants, so that
+            its burst goes first. 0: no credit.
         yield_ratio: A tenant is under its share if another tenant's weighted share of the slots or
             blocks (the greater of the two) is at least this many times its own, counted with its
-            new request. Its prompts then go before those of the other tenant, whose running
-            requests may be preempted. With many tenants the ratio is doubled; inf disables this
-            (see fair_share.py, victims.py).
+            new request. Its prompts then go before the prompts of the other tenant, and running
+            requests of the other tenant may be preempted. With many tenants the ratio is doubled;
+            inf disables this (see fair_share.py, victims.py).
     """
 
     max_num_batched_tokens: int = setting(

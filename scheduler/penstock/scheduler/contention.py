@@ -7,10 +7,9 @@ are the input of forecast.py.
 There is a special case for a tenant that would be under its fair share (fair_share.py) even if this
 request and the tenant's waiting requests ahead of it were running. Other tenants of the same
 priority class do not go before it: only requests of higher classes and earlier requests of the same
-tenant count as waiting ahead, and of the running prefills only those of tenants under their share
-delay it. If running requests can be preempted for it (victims.py), it waits neither for a slot nor
-for blocks. Without this special case the request would be rejected because of a queue that it
-overtakes.
+tenant count as waiting ahead, and only running prefills of tenants under their share delay it. If
+running requests can be preempted for it (victims.py), it waits neither for a slot nor for blocks.
+Without this special case the request would be rejected because of a queue that it overtakes.
 """
 
 import math
@@ -114,8 +113,8 @@ class Contention:
         prompt in progress shares the budget with the request while both are in prefill, so it
         counts with at most as many tokens as the request has to compute. A prompt whose first token
         is due at the same time or earlier may get all of the budget (`DeadlinePredictor.urgent`),
-        so it is counted in full. If the tenant is under its share, the load is that after
-        preemptions (`_after_preemption`).
+        so it is counted in full. If the tenant is under its share, the returned load is the load
+        after preemptions (`_after_preemption`).
         """
         in_prefill = self._running.prefilling()
         if shares is not None:

@@ -1,5 +1,5 @@
-"""Defines the cost model of a step, which is linear in the step's numbers of tokens and rows, and
-the error of its predictions.
+"""Defines the cost model of a step, and the error of its predictions. The cost is linear in the
+step's numbers of tokens and rows.
 
 Contains the formula, the measurement of a step (input of the fit), and the lower bound of a
 predicted time given recent errors.

@@ -404,7 +404,7 @@ class DeadlinePredictor:
         self, request: Request, demand: Demand, likely: Forecast, optimistic: Forecast, now: float
     ) -> Rejection:
         """Return the rejection of a request that is late even in the `optimistic` forecast. The
-        reported time is the greater of both forecasts; the retry time is that of `likely`.
+        reported time is the greater of both forecasts; the retry time comes from `likely`.
         """
         deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
         is_ttft = now + optimistic.ttft_s >= deadlines.ttft_s

@@ -10,12 +10,12 @@ single request that is larger than its tenant's fair share, if the arriving tena
 fair share, so that one request with many outputs does not block others. The fair share is the
 tenant's weighted part of the exceeded bound, among all waiting tenants and the arriving one; it is
 at least one request. If no other tenant's request can be displaced, the arriving request displaces
-requests of the same tenant in a lower class. Within a tenant, the lowest class is displaced first,
-and within the class the request submitted last. So a flood displaces only requests of the tenant
-that sends it, and a tenant is rejected only if no other tenant has a larger share.
+lower-class requests of the arriving tenant. Within a tenant, the lowest class is displaced first,
+and within the class the request submitted last. So if a tenant floods the queue, only requests of
+that tenant are displaced, and a tenant is rejected only if no other tenant has a larger share.
 
-A request is not displaced after one of its outputs was admitted. One arriving request displaces at
-most `MAX_DISPLACED` requests, which bounds the work.
+A request is not displaced after one of its outputs was admitted. To bound the work, one arriving
+request displaces at most `MAX_DISPLACED` requests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ class Displacement:
         self._leader_of.update((output.spec.key, leader.spec.key) for output in outputs)
 
     def leave(self, request: Request) -> None:
-        """Remove `request` (one output of a client request), which no longer waits.
+        """Remove `request` (one output of a client request), because it no longer waits.
 
         The other outputs of the client request may no longer be displaced either.
         """
@@ -141,7 +141,10 @@ class Displacement:
     def _in_displacement_order(
         self, tenant: int, chosen: set[int]
     ) -> Iterator[tuple[Request, ...]]:
-        """Yield the requests of a tenant that may be displaced, in order of displacement."""
+        """Yield the requests of a tenant that may be displaced: the lowest priority class first,
+        within a class the request submitted last first. Requests whose leader's key is in `chosen`
+        are left out.
+        """
         by_class = self._displaceable.get(tenant, {})
         for priority in sorted(by_class):
             for key, unit in reversed(by_class[priority].items()):

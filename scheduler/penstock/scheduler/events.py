@@ -120,8 +120,8 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """The executor found prompt tokens in its own cache. `num_cached_tokens` replaces that of
-    `Admitted`, which was a prediction.
+    """The executor found prompt tokens in its own cache. `num_cached_tokens` replaces
+    `Admitted.num_cached_tokens`, a prediction.
     """
 
     key: int

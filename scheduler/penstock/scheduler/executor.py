@@ -84,10 +84,10 @@ class ExecutorDied(Exception):
 
 
 class Executor(Protocol):
-    """The interface of an executor, which runs one model on one group of devices. Called from one
-    thread.
+    """The interface of an executor. An executor runs one model on one group of devices. Called from
+    one thread.
 
-    Steps take effect in launch order: a later step sees every key and value that an earlier one
+    Steps take effect in launch order: a later step sees every key and value that an earlier step
     wrote. A request that fails alone is reported in `StepResult.failures`; an exception from
     `launch` or `collect` means that the executor has failed.
     """

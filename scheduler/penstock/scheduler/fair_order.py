@@ -16,8 +16,8 @@ counts the service of each tenant.
   deadline. A deadline counts as at most arrival + `aging_s`, so that requests that arrive after
   that time never overtake it; ties are broken by arrival.
 - **Age.** Priority rises by one for each `aging_s` of waiting, so the first request by age is the
-  one with the least arrival - priority * aging_s. If age always decided, a tenant that floods the
-  engine would outrank all others as soon as its queue is long. So age decides only one in
+  request with the least arrival - priority * aging_s. If age always decided, a tenant that floods
+  the engine would outrank all others as soon as its queue is long. So age decides only one in
   `aging_stride` admissions, and only while the first request by age has waited for `aging_s`. Once
   an admission by age is due, at most `aging_stride` requests of tenants under their share
   (fair_share.py) still go before it.
@@ -318,8 +318,8 @@ class FairOrder:
         return request.spec.arrival_s - queue.priority * self._aging_s
 
     def _front(self, queue: _TenantQueue) -> Request | None:
-        """Return the first request of a queue by deadline, preempted ones first, without those that
-        were skipped; None if all were.
+        """Return the first request of a queue by deadline, preempted requests first. Requests that
+        were skipped are left out; None if all were skipped.
         """
         heap = queue.by_deadline
         while heap:

@@ -54,7 +54,8 @@ class RunningLoad:
     """The running requests, as sums, and the resources that they leave free.
 
     Attributes:
-        num_running, num_decodes: Requests with a slot, and those of them past their prefill.
+        num_running, num_decodes: Number of requests with a slot, and of requests past their
+            prefill.
         num_context_tokens: Context tokens of all running requests.
         num_prefill_tokens: Tokens that the requests in prefill must still compute.
         num_output_tokens: Tokens that all running requests are still expected to generate (see
@@ -165,7 +166,7 @@ def forecast(
         decode = (expected output - 1) x (t with one more decode)
 
     Both are multiplied by the mean ratio of measured to predicted step time (`StepError.mean`). The
-    queue time is that of `_expected_queue`.
+    queue time is computed by `_expected_queue`.
     """
     queue = _expected_queue(machine, demand, load, ahead)
     num_chunks, _ = _chunks(demand, _budget_tokens(machine, load))
@@ -304,8 +305,8 @@ class Deadlines:
 
 
 def deadlines_of(request: Request) -> Deadlines:
-    """Return the open deadlines of a request: after its first token, even if it was preempted
-    since, only that of the complete output.
+    """Return the open deadlines of a request. After its first token, even if it was preempted
+    since, only the deadline of the complete output is open.
     """
     spec = request.spec
     is_first_due = request.first_token_s == NO_TIME

@@ -8,18 +8,18 @@ uses (use_history.py).
 becomes cached, see cached_blocks.py): the maximum, over all ages e up to which it may be kept, of
 the expected hits until e divided by the expected number of ticks in the cache until then. This is
 the Gittins index of a job that may be abandoned (Gittins, 1979); hit density as the eviction
-measure is from LHD (Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the
-cache, while this maximizes over the stopping age. The value of a class is at least that of a lower
-class at the same age: blocks used more often are the head of those used less often, which cannot be
-found without their head. Counts are integers, so the same history gives the same values on every
-machine.
+measure is from LHD (Beckmann, Chen and Cidon, NSDI 2018). LHD averages over the whole time in the
+cache; this module maximizes over the stopping age. At the same age, the value of a class is at
+least the value of a lower class: blocks used more often are the head of blocks used less often, and
+blocks cannot be found without their head. Counts are integers, so the same history gives the same
+values on every machine.
 
 **Order.** The blocks of one class that one request releases form a segment: they have the same age
 and are evicted from the tail, because the rest of a prefix cannot be found without its head. An
 eviction compares the oldest and the newest segment of each class, at most two values per class,
 because the value usually falls or rises monotonically with age. Blocks are evicted from the segment
-with the lowest value, the oldest among equal ones, so that without statistics the order is LRU.
-The chosen segment gives up to MAX_RUN blocks before the next comparison.
+with the lowest value, the oldest segment among equal values, so that without statistics the order
+is LRU. The chosen segment gives up to MAX_RUN blocks before the next comparison.
 """
 
 from collections import OrderedDict
@@ -186,8 +186,8 @@ class HitDensityOrder:
         self._moved.insert(block, tick)
 
     def take(self, block: int) -> int:
-        """Remove a block that moves to another level; return its tick, which for a block of a
-        segment is that of the segment.
+        """Remove a block that moves to another level; return its tick. The tick of a block in a
+        segment is the tick of the segment.
         """
         segment = self._segment_of[block]
         if block not in segment.blocks:
@@ -196,7 +196,7 @@ class HitDensityOrder:
         return segment.tick
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are in this order, because they are used again."""
+        """Remove the blocks in `blocks` that are in this order, because they are used again."""
         segment_of, now = self._segment_of, self.num_ticks
         for block in blocks:
             segment = segment_of[block]
@@ -219,7 +219,7 @@ class HitDensityOrder:
             self._density.note_hit(known.num_uses, self.num_ticks - known.tick, known.num_blocks)
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Record one more use of each of `blocks`, whose digests must be registered. Called before
+        """Record one more use of each of `blocks`. Their digests must be registered. Called before
         `discard`.
         """
         self._history.note_use(blocks)

@@ -58,10 +58,11 @@ class KVCache:
         return -(-num_tokens // self.block_size)
 
     def match(self, request: Request) -> list[int]:
-        """Return the cached blocks that the request reuses: those of its longest cached prefix.
+        """Return the cached blocks that the request reuses: the blocks of its longest cached
+        prefix.
 
-        At least one token is left to compute. Empty if the request has prompt log probabilities,
-        for which the whole prompt must be computed.
+        At least one token is left to compute. Empty if the request wants prompt log probabilities,
+        because they need the whole prompt to be computed.
         """
         if request.spec.sampling.needs_whole_prompt:
             return []
@@ -75,8 +76,8 @@ class KVCache:
         return self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
 
     def admit(self, slot: int, matched: Sequence[int], num_tokens: int) -> None:
-        """Start the block table of a slot with the `matched` blocks, whose tokens count as
-        computed; reserve blocks for the rest of `num_tokens`.
+        """Start the block table of a slot with the `matched` blocks; reserve blocks for the rest of
+        `num_tokens`. The tokens of `matched` count as computed.
         """
         arrays = self._arrays
         self.pool.share(matched)
@@ -118,8 +119,8 @@ class KVCache:
     def register(self, request: Request, num_tokens: int) -> None:
         """Register the full blocks among the first `num_tokens` computed tokens for reuse.
 
-        No-op for a request without a salt. The request has the digests of its prompt; those of its
-        output are computed here.
+        No-op for a request without a salt. The request has the digests of its prompt; the digests
+        of its output are computed here.
         """
         if not request.spec.hash_salt:
             return
@@ -154,8 +155,8 @@ class KVCache:
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 
     def renew(self, request: Request, now: float) -> None:
-        """Restart the time to live of the request's session, whose next turn was submitted; a no-op
-        without a session.
+        """Restart the time to live of the request's session, because its next turn was submitted; a
+        no-op without a session.
         """
         key = session_key(request.spec)
         if key is not None:
@@ -188,7 +189,7 @@ class KVCache:
 
     def num_freed(self, slot: int, matched: Sequence[int]) -> int:
         """Return how many blocks would be freed by releasing this slot: its unshared blocks, except
-        those in `matched`, and its reservations.
+        the blocks in `matched`, and its reservations.
         """
         table = self._table(slot)
         is_freed = self.pool.ref_counts[table] == 1

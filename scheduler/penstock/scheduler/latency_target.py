@@ -63,8 +63,8 @@ class PrefillLimit:
 
     The aim leaves a margin for the error of the cost model, so that fewer than half of the steps
     miss the target: aim = target / (1 + m), with m the smoothed margin (pass `StepFit.error_p90`;
-    at most 0.5). A prefill token costs its own coefficient plus that of one context token, because
-    it lengthens its chunk:
+    at most 0.5). A prefill token costs its own coefficient plus the coefficient of one context
+    token, because it lengthens its chunk:
 
         ideal = (aim - cost of decodes and context) / (prefill_token_s + context_token_s)
 
@@ -140,7 +140,7 @@ class PrefillLimit:
 
         `cost`, `is_trusted`: the cost model, and whether it is accurate. `num_context_tokens`:
         context of the decodes, and the start positions of the current prefills. `margin`: the error
-        of the cost model (`StepFit.error_p90`), which is smoothed here.
+        of the cost model (`StepFit.error_p90`); it is smoothed here.
         """
         self._margin += _MARGIN_SMOOTHING * (min(max(margin, 0.0), _MAX_MARGIN) - self._margin)
         base_s = cost.step_time_s(
@@ -341,8 +341,8 @@ class BatchLimit:
         """Record a step with these decodes; in every `period_steps`th call adjust the limit. Return
         the limit.
 
-        Arguments as in `PrefillLimit.budget`, but the context is that of the decodes only and the
-        margin is not smoothed.
+        Arguments as in `PrefillLimit.budget`, but `num_context_tokens` is the context of the
+        decodes only, and `margin` is not smoothed.
         """
         if num_decodes:
             mean = num_context_tokens / num_decodes

@@ -23,9 +23,9 @@ class SamplingRows:
 
     `slots` int32 [m] and `index` intp [m]: the same slot numbers in two types. `offsets` intp [m]:
     start of a slot's tokens in the flat token array. `stop_ids`: int32 [m] arrays, each with at
-    most one stop id of every slot, NO_TOKEN where a slot has none; there are at most as many arrays
-    as the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]: as in
-    `SlotArrays`. `has_min`: whether any row has a minimum length, up to which stop ids are banned.
+    most one stop id of every slot, NO_TOKEN where a slot has none. The number of arrays is at most
+    the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]: as in
+    `SlotArrays`. `has_min`: whether any row has a minimum length (stop ids are banned up to it).
     `keys` int64 [m]: the requests' keys. `tenants` int32 [m]: the indices of their tenants.
     """
 
@@ -114,10 +114,10 @@ class LaunchedStep:
 
     Attributes:
         rows: The m slots that sample.
-        positions: int32 [m]; position of the token that each samples.
-        ones: int32 [high_water]; see `running.DecodeRoster`. None if the rows are not exactly those
-            of a decode roster.
-        chunks: The prefill rows, including those that do not sample.
+        positions: int32 [m]; position of the token that each slot samples.
+        ones: int32 [high_water]; see `running.DecodeRoster`. None if the rows are not exactly the
+            rows of a decode roster.
+        chunks: The prefill rows, including rows that do not sample.
         dropped: Slots released since the launch.
     """
 
@@ -140,7 +140,7 @@ class LaunchedSteps:
 
     @property
     def oldest(self) -> LaunchedStep:
-        """The oldest launched step, whose result is collected next; there must be at least one."""
+        """The oldest launched step; its result is collected next. There must be a launched step."""
         return self._steps[0]
 
     @property
@@ -153,7 +153,7 @@ class LaunchedSteps:
         self._steps.append(step)
 
     def pop_oldest(self) -> LaunchedStep:
-        """Remove and return the oldest step, whose result has arrived."""
+        """Remove and return the oldest step. Call it when the step's result has arrived."""
         return self._steps.popleft()
 
     def drop(self, slot: int, num_computed: int) -> int:

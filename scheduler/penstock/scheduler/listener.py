@@ -1,9 +1,9 @@
 """The interface for observers of an engine's requests and steps, and the component that calls them.
 
-Defines `EngineListener`, which a recorder implements. `StepWatch` keeps the data of a step between
-its launch and its result. Without a listener there is no `StepWatch` and no cost. With a listener
-the cost per step does not depend on the number of decode rows: their context is summed again only
-when the set of decoding slots changes.
+Defines `EngineListener`; a recorder implements it. `StepWatch` keeps the data of a step between its
+launch and its result. Without a listener there is no `StepWatch` and no cost. With a listener the
+cost per step does not depend on the number of decode rows: their context is summed again only when
+the set of decoding slots changes.
 """
 
 import math

@@ -171,11 +171,11 @@ class _Histogram:
     def at_risk(
         self, running: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return for each bucket the number of outputs that could end there, and the number that
-        did.
+        """Return for each bucket the number of outputs that could end there, and the number of
+        outputs that ended there.
 
         Outputs truncated within a bucket count as half (the actuarial estimate). `running`: lengths
-        so far of running outputs, which count as truncated.
+        so far of running outputs; these count as truncated.
         """
         ends, cuts = self._ends / self._weight, self._cuts / self._weight
         if len(running):
@@ -197,9 +197,9 @@ class OutputLengths:
       censored lifetimes: Cox and Oakes, *Analysis of Survival Data*, chapter 3).
     - `distribution`: the hazards by length (Kaplan and Meier, "Nonparametric Estimation from
       Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
-      hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,
-      limit, all. So at a length without observations in a group, the hazard of the more general
-      group applies.
+      hazard is shrunk towards the hazard of a more general group, in the order: tenant and limit,
+      tenant, limit, all. So at a length without observations in a group, the hazard of the more
+      general group applies.
 
     Observations from `memory` requests ago have weight 1/e. Raises ValueError naming the invalid
     parameter.

@@ -56,9 +56,9 @@ def output_views(
     arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
 ) -> tuple[OutputView, ...]:
     """Return the views of the running requests, the highest class and earliest arrival first, then
-    of the waiting ones in order.
+    the views of the waiting requests, in queue order.
 
-    Waiting requests without a position come last: those after the first `MAX_POSITIONS`, outputs
+    Waiting requests without a position come last: requests after the first `MAX_POSITIONS`, outputs
     that wait for their prompt, and requests of tenants at their running limit.
     """
     first = queue.order.first(MAX_POSITIONS)

@@ -2,9 +2,9 @@
 
 The order is: running decodes, prompts of tenants under their share (fair_share.py), other prefills
 in progress, other admissions. A step that preempted a request admits only requests of tenants under
-their share. Every request has a number of computed tokens, which must reach its number of tokens so
-far (as in vLLM), so chunked prefill, prefix hits and recomputation after a preemption are handled
-in the same way. Results are applied elsewhere (results.py).
+their share. Every request has a number of computed tokens; it must reach the request's number of
+tokens so far (as in vLLM). So chunked prefill, prefix hits and recomputation after a preemption are
+handled in the same way. Results are applied elsewhere (results.py).
 
 A self-paced executor (see `ExecutorInfo`) gets whole prompts. A prompt without a response is
 planned again in every step, so that it uses budget while the wrapped engine computes it. The

@@ -43,7 +43,7 @@ class TenantQuota:
     queue. `max_tokens_per_minute`: tokens of prompts, charged when the request joins the queue, and
     of outputs, charged as they are generated.
 
-    Raises SettingError, which names the field, for a limit that is not in 1..MAX_QUOTA.
+    Raises SettingError naming the field, if a limit is not in 1..MAX_QUOTA.
     """
 
     max_num_live: int | None = setting(
@@ -122,7 +122,7 @@ added.
 def minute_breach(
     quota: TenantQuota, num_requests: int, num_tokens: int, full_s: tuple[float, float], now: float
 ) -> QuotaBreach | None:
-    """Return the exceeded limit per minute, the one with the longest wait if there are several;
+    """Return the exceeded limit per minute; if both are exceeded, the limit with the longer wait;
     None if no limit is exceeded.
 
     `num_requests`, `num_tokens`: what the new request would use. `full_s`: the times at which the

@@ -155,7 +155,7 @@ class RequestSpec:
 
     A client's request for n outputs is n specs: the first is the leader, the others name it in
     `leader_key` and wait until its prompt is computed, so that they can share the prompt's full
-    blocks. (They do not wait if it has no full block.)
+    blocks. (They do not wait if the prompt has no full block.)
 
     Times are absolute seconds on the engine's clock, `NO_TIME` for none. Raises ValueError for
     numbers that are out of range or inconsistent.
@@ -259,8 +259,8 @@ class Request:
     Attributes:
         tokens: int32 [n]; all tokens while the request is PENDING (prompt, and output after a
             preemption); stale while PROCESSING, when they are in the slot arrays.
-        block_hashes: The digests of its full blocks: those of the prompt, then those of output as
-            it is registered.
+        block_hashes: The digests of its full blocks: first of the prompt, then of the output as its
+            blocks are registered.
         tenant: The tenant's index in `TenantCounters` while the request is live, before that -1.
         ticket: Identifies its valid entries in the heaps of the queue order; -1 while it is not in
             the order.

@@ -56,7 +56,7 @@ class Results:
     def apply(self, step: LaunchedStep, result: StepResult, now: float) -> None:
         """Advance the requests of a launched step by its result.
 
-        Raises ValueError if the result does not match the batch, which is a bug of the executor.
+        Raises ValueError if the result does not match the batch (a bug of the executor).
         """
         if result.counts is not None and self._depth > 1:
             raise ValueError("token counts require a pipeline depth of 1")
@@ -108,7 +108,7 @@ class Results:
 
     def _computed_chunks(self, step: LaunchedStep, result: StepResult) -> list[PrefillChunk]:
         """Return the prefill rows whose requests are still in their slots; for a self-paced
-        executor (see `ExecutorInfo`), only those that returned a token.
+        executor (see `ExecutorInfo`), only rows that returned a token.
         """
         chunks = [chunk for chunk in step.chunks if chunk.slot not in step.dropped]
         if not self._is_self_paced or not chunks:

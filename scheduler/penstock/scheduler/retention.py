@@ -3,10 +3,10 @@
 Manages these settings ("claims"), their budget and their expiry, for the scheduler's block pool
 (`BlockClaims`) and for an executor with its own prefix cache (`EngineRetention`).
 
-If several requests leave the same block in the cache, the claim with the highest level applies, for
-its duration; among equal levels the one with the longest duration. A claim below the default
-applies only while no other request has left the block in the cache, so that one request cannot
-lower the priority of a shared prefix.
+If several requests leave the same block in the cache, the claim with the highest level applies
+until it expires; among equal levels the claim that expires last. A claim below the default applies
+only while no other request has left the block in the cache, so that one request cannot lower the
+priority of a shared prefix.
 
 Claims above the default have a budget, in total and per tenant: such blocks are evicted after all
 other cached blocks, so without a budget a tenant could take the whole cache. When a tenant exceeds
@@ -101,8 +101,12 @@ class BlockClaims:
     def make(
         self, blocks: Iterable[int], retention: CacheRetention, tenant: str, now: float
     ) -> list[int]:
-        """Make a claim on each of `blocks`, the most valuable last; return the blocks whose claims
-        were dropped because the budget was exceeded, the oldest claims first.
+        """Make a claim on each of `blocks`; return the blocks whose claims were dropped because the
+        budget was exceeded, in the order in which they were dropped.
+
+        The caller must pass the most valuable block last, because the oldest claims of a tenant are
+        dropped first. First `tenant` loses claims until it is within its own budget; then, while
+        the total budget is exceeded, the tenant with the most claims loses its oldest claim.
 
         A claim that does not exceed the existing one (by level, then by expiry) has no effect.
         """
@@ -254,8 +258,8 @@ class EngineRetention:
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
 
     def _reserve(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
-        """Count the blocks as retained until `until_s` if those that are not counted yet fit into
-        the budget; return whether they fit.
+        """If the blocks that are not counted yet fit into the budget, count all `blocks` as
+        retained until at least `until_s`; return whether they fit.
         """
         budget, retained = self._budget, self._retained
         added = [block for block in blocks if block not in retained]

@@ -50,8 +50,8 @@ class _SlotStatistics:
 
 
 class Residencies:
-    """The statistics of all slots. `num_steps`: number of steps so far, which is the index of the
-    next step.
+    """The statistics of all slots. `num_steps`: number of steps so far, also the index of the next
+    step.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -179,7 +179,7 @@ class RunningSet:
         return self._request_of[slot]
 
     def take_slot(self, request: Request) -> int:
-        """Give a request, which starts in prefill, the lowest free slot; return the slot."""
+        """Give a request the lowest free slot; return the slot. The request starts in prefill."""
         slot = heapq.heappop(self._free)
         self._request_of[slot] = request
         self._prefilling[slot] = request

@@ -51,9 +51,9 @@ class _Session:
 class Sessions:
     """The sessions over one pool.
 
-    `level`: the retention level of held blocks. `ttl_s`: time to live, seconds. `max_num_blocks`
-    bounds the blocks of all sessions together, `max_num_of_tenant` those of each named tenant
-    (None: no bound), `max_num_each` those of one session.
+    `level`: the retention level of held blocks. `ttl_s`: time to live, seconds. Maximum numbers of
+    blocks: `max_num_blocks` of all sessions together, `max_num_of_tenant` of each named tenant
+    (None: no bound), `max_num_each` of one session.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Sessions:
         return block in self._holders
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
-        """Hold the blocks of an ended turn instead of those of the previous turn.
+        """Hold the blocks of an ended turn; no longer hold the blocks of the previous turn.
 
         `turn`: the key of the request (of its first output). The blocks of several outputs of one
         turn are held together, up to the bound of one session. Return the blocks that became held

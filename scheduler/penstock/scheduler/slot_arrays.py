@@ -20,7 +20,7 @@ class SlotArrays:
     `num_logprobs`, `num_prompt_logprobs` int32 [S]; `seed` uint64 [S].
 
     Attributes:
-        num_tokens: int32 [S]; tokens so far, prompt and output, without those in flight.
+        num_tokens: int32 [S]; tokens so far, prompt and output, without tokens in flight.
         num_in_flight: int32 [S]; tokens that launched steps will add.
         num_computed: int32 [S]; tokens whose keys and values will have been written when all
             launched steps are done.
@@ -32,8 +32,8 @@ class SlotArrays:
             position.
         token_ids: int32 [S, max_seq_len]; the token at each position.
         stop_ids: int32 [MAX_STOP_IDS, S], -1 where unused.
-        deadline, time_limit: float64 [S], times on the engine's clock; the deadline is the earliest
-            that is still open.
+        deadline, time_limit: float64 [S], times on the engine's clock; `deadline` is the request's
+            earliest open deadline.
         key: int64 [S]; the request's key, 0 for a free slot.
         tenant: int32 [S]; the index of the request's tenant.
         level: int64 [S]; the request's priority class, raised by its age if it was admitted by age.
@@ -111,8 +111,8 @@ class SlotArrays:
         self.seed: NDArray[np.uint64] = np.zeros(num_slots, dtype=np.uint64)
 
     def fill(self, request: Request) -> None:
-        """Write a request into the row of its slot, except its blocks and `num_computed`, which the
-        KV cache sets, and `level`.
+        """Write a request into the row of its slot, except `level`, and except its blocks and
+        `num_computed` (the KV cache sets these).
         """
         slot, spec = request.slot, request.spec
         num_tokens = len(request.tokens)

@@ -306,8 +306,8 @@ class StepFit:
         self._sorted_recent = sorted(self._recent)
 
     def _note(self, kind: RecentErrors, residual: float) -> None:
-        """Add a residual to the two windows of recent residuals: those of its kind of step, and
-        those of all steps.
+        """Add a residual to two windows of recent residuals: the window of its kind of step, and
+        the window of all steps.
         """
         kind.note(residual, self.num_steps)
         del self._sorted_recent[bisect_left(self._sorted_recent, self._recent.popleft())]

@@ -103,8 +103,8 @@ class StepSizing:
     ) -> int:
         """Return the prefill token budget of a step with these decodes; call it once per step.
 
-        `num_context_tokens`: context of all running requests; `num_decode_context_tokens`: that of
-        the decodes. Both are used only with a latency target.
+        `num_context_tokens`: context of all running requests; `num_decode_context_tokens`: context
+        of the decodes. Both are used only with a latency target.
         """
         left = self._max_tokens - num_decodes
         if self._prefill is None or self._batch is None:

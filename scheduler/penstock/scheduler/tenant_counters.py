@@ -32,8 +32,8 @@ class TenantCounters:
     is charged when it is first admitted, without its cached prefix. Recomputation after a
     preemption is not charged, because the tenant did not cause it. Output is charged as it is
     generated. `weight` float64 [capacity]; `num_waiting`, `num_running`: the numbers of requests,
-    by tenant index. `epoch` is incremented when counters are rebased, which invalidates copies of
-    their values.
+    by tenant index. `epoch` is incremented when counters are rebased; copies of their values are
+    then invalid.
 
     The mark is the highest value so far of the lowest counter among waiting tenants. When a tenant
     that has no waiting request submits one, its counter is raised to at least the mark minus
@@ -94,7 +94,7 @@ class TenantCounters:
         return self._index_of.get(name)
 
     def weight_of(self, name: str) -> float:
-        """Return the weight of a tenant, which need not be in the table."""
+        """Return the weight of a tenant. The tenant need not be in the table."""
         return self._weights.get(name, self._default_weight)
 
     def is_at_limit(self, index: int) -> bool:
@@ -151,8 +151,8 @@ class TenantCounters:
         return self._prompt_weight / float(self.weight[index])
 
     def charge_prompt(self, index: int, num_tokens: int) -> None:
-        """Add `num_tokens` prompt tokens, which are about to be computed for the first time, to a
-        tenant's service; may rebase all counters (see `epoch`).
+        """Add `num_tokens` prompt tokens to a tenant's service, when they are about to be computed
+        for the first time; may rebase all counters (see `epoch`).
         """
         self.service[index] += num_tokens * self.prompt_price(index)
         if self.service[index] > REBASE_AT:

@@ -244,8 +244,8 @@ class Transitions:
         self._remove(request)
 
     def expire(self, now: float) -> None:
-        """End requests past a deadline or time limit, and those that cannot meet their deadlines;
-        also expire retention and sessions in the cache.
+        """End requests past a deadline or time limit, and requests that are predicted to miss a
+        deadline; also expire retention and sessions in the cache.
         """
         self._cache.pool.expire(now)
         for request in self._queue.due(now):
@@ -289,8 +289,8 @@ class Transitions:
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
         """Return the priority class of a request at its admission.
 
-        `is_aged`: it was admitted by age, which raises its class. Other admissions do not, since in
-        a long queue age would raise the class of every request.
+        `is_aged`: it was admitted by age; then its age raises its class. Other admissions do not
+        raise the class, since in a long queue age would raise the class of every request.
         """
         spec = request.spec
         if not is_aged:

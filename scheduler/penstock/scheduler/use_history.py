@@ -16,8 +16,8 @@ MAX_USES = 8
 
 
 class Recomputed(NamedTuple):
-    """A part of a chain that was evicted and is computed again: `num_blocks` blocks, which had been
-    used `num_uses` times when they were evicted. `tick`: when they last became cached (see
+    """A part of a chain that was evicted and is computed again: `num_blocks` blocks. Each had been
+    used `num_uses` times when it was evicted. `tick`: when they last became cached (see
     `cached_blocks.EvictionOrder`).
     """
 
@@ -27,7 +27,7 @@ class Recomputed(NamedTuple):
 
 
 class UseHistory:
-    """The number of uses of each block, including those before its last eviction.
+    """The number of uses of each block, including uses before its last eviction.
 
     `uses`: one byte per block: how often each block was used, 1 to MAX_USES; 1 for a block without
     content. The counts of the `max_num_remembered` blocks that were evicted last are kept.
@@ -41,7 +41,7 @@ class UseHistory:
         self._max_num_remembered = max_num_remembered
 
     def note_use(self, blocks: Sequence[int]) -> None:
-        """Count one more use, up to MAX_USES, of each of these blocks, whose digests are
+        """Count one more use, up to MAX_USES, of each of these blocks. Their digests are
         registered.
         """
         uses = self.uses
@@ -69,8 +69,8 @@ class UseHistory:
         return recomputed
 
     def evict(self, blocks: Sequence[int], tick: int) -> None:
-        """Move the use counts of `blocks`, which are evicted, to the history. `tick`: when they
-        last became cached (see `cached_blocks.EvictionOrder`).
+        """Move the use counts of `blocks` to the history, because the blocks are evicted. `tick`:
+        when they last became cached (see `cached_blocks.EvictionOrder`).
         """
         digest_of, remembered, uses = self._digest_of, self._remembered, self.uses
         for block in blocks:

@@ -7,20 +7,20 @@ are under their share (fair_share.py).
 raised by age at admission, so that a request admitted for its age is not preempted for its
 priority. Requests of tenants under their share are preempted only if that class has no others. Then
 the tenant that received the most service; then the request that loses the fewest computed tokens in
-unshared blocks; among equal ones the last to arrive. Preemptions do not cycle: the request that
+unshared blocks; among equal requests the last to arrive. Preemptions do not cycle: the request that
 ranks best keeps its rank while it runs, so it completes.
 
 **Tenant preemption** (`choose_for_tenant`): running requests are preempted so that a request of a
 tenant under its share fits. They are chosen one by one from the tenant that holds the most, as long
 as the waiting tenant is under its share relative to it: among the requests that free enough blocks,
-the one that loses the fewest computed tokens; if none frees enough, the one that frees the most. No
-request is preempted unless the waiting request then fits.
+the request that loses the fewest computed tokens; if none frees enough, the request that frees the
+most blocks. No request is preempted unless the waiting request then fits.
 
 **Bounds.** A tenant keeps at least one running request. A request is preempted for other tenants at
-most `MAX_TENANT_PREEMPTIONS` times. At most `MAX_PREEMPTED` requests are preempted for one, each of
-the same class or a lower one. Preemptions do not cycle: the tenant of a preempted request held at
-least `yield_ratio` times as much as the other tenant including the new request, so it is not under
-its share relative to that tenant.
+most `MAX_TENANT_PREEMPTIONS` times. At most `MAX_PREEMPTED` requests are preempted for one waiting
+request, each of its class or a lower class. Preemptions do not cycle: the tenant of a preempted
+request held at least `yield_ratio` times as much as the other tenant including the new request, so
+it is not under its share relative to that tenant.
 """
 
 from dataclasses import dataclass

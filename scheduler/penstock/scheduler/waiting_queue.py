@@ -78,7 +78,7 @@ class WaitingQueue:
         self._add_to_order(request)
 
     def hold(self, request: Request, leader_key: int, now: float) -> None:
-        """Add a follower, which may not be admitted until `release_held(leader_key)` or until it
+        """Add a follower. It may not be admitted until `release_held(leader_key)` or until it
         becomes the leader.
         """
         self._join(request, now)
@@ -109,7 +109,7 @@ class WaitingQueue:
         return self._waits.leave(request, now)
 
     def release_held(self, leader_key: int) -> None:
-        """Add the followers of a leader, whose prompt is computed, to the order."""
+        """Add the followers of a leader to the order, because the leader's prompt is computed."""
         for request in self._held.pop(leader_key, ()):
             if request in self:
                 self._add_to_order(request)

@@ -87,7 +87,7 @@ class WaitingSums:
         return len(self._entries)
 
     def set_weights(self, weights: Mapping[str, float], default: float) -> None:
-        """Replace the tenants' weights; `default` applies to those that `weights` does not name."""
+        """Replace the tenants' weights; `default` applies to tenants that are not in `weights`."""
         self._weights, self._default_weight = dict(weights), default
         for of_class in self._classes.values():
             for tenant, of_tenant in of_class.tenants.items():
@@ -147,12 +147,12 @@ class WaitingSums:
     ) -> QueuedAhead:
         """Return totals of the requests likely to go before a new request.
 
-        These are the requests of higher classes and, among the tenant's requests in the same class,
-        those due at the same time or earlier (in arrival order: the whole class). While these and
-        the request's own `num_prefill` tokens are served, tenants share by weight: the other
-        tenants of the class are expected to get (their weight / own weight) times as much, at most
-        what they have waiting. `is_under_share`: no request of other tenants in the class goes
-        before those of its tenant (fair_share.py).
+        These are the requests of higher classes and the tenant's requests in the same class that
+        are due at the same time or earlier (in arrival order: the whole class). While the tenant's
+        earlier requests and the request's own `num_prefill` tokens are served, tenants share by
+        weight: the other tenants of the class are expected to get (their weight / own weight) times
+        as many tokens, at most the tokens that they have waiting. `is_under_share`: no request of
+        other tenants in the class goes before the requests of its tenant (fair_share.py).
         """
         total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():

@@ -69,7 +69,7 @@ class TenantBytes:
         self.total = 0
 
     def add(self, tenant: str, num_bytes: int) -> None:
-        """Add `num_bytes`, which may be negative, to the number of bytes of a tenant."""
+        """Add `num_bytes` to the number of bytes of a tenant. `num_bytes` may be negative."""
         self.total += num_bytes
         num_bytes += self._by_tenant.pop(tenant, 0)
         if num_bytes:

@@ -1,7 +1,7 @@
 """Determines the number of CPU cores that this process may use.
 
 The number is limited by the affinity mask (taskset, cpusets) and by the CPU quota of the control
-group, which `docker run --cpus` and Kubernetes limits set without changing the mask.
+group. `docker run --cpus` and Kubernetes limits set this quota without changing the mask.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A worker process of an engine, which holds a lock that the next engine needs and outlives its
+"""A worker process of an engine. It holds a lock that the next engine needs, and outlives its
 engine.
 
 Arguments: how the worker behaves, and a folder. In the folder it locks a file for this behaviour,

@@ -24,8 +24,8 @@ VARIABLE = "TLLM_FAKE_CONTROL"
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """The settings of one engine. Tests may change them while it runs, except those that are read
-    only when it is built.
+    """The settings of one engine. Tests may change them while the engine runs, except settings that
+    are read only when it is built.
 
     Times are in seconds, and iterations are counted from 1. A fault with an iteration
     (`kill_loop_at`, `fatal_at`) occurs when a request arrives in that iteration; a fault with a
@@ -78,9 +78,9 @@ class View:
 
 
 class EngineControl:
-    """Controls one engine. Its methods may be called from any thread. `settings`: the engine's own,
-    which tests may change as `Settings` states. `release` ends a hang, and lets a blocked shutdown
-    return.
+    """Controls one engine. Its methods may be called from any thread. `settings`: the settings of
+    this engine; tests may change them as `Settings` states. `release` ends a hang, and lets a
+    blocked shutdown return.
     """
 
     def __init__(self, engine: PyExecutor, proxy: GenerationExecutorProxy) -> None:

@@ -147,8 +147,9 @@ class AttentionBench:
         return self.random(num_tokens, width)
 
     def expected(self, slot: int, qkv: Tensor, start: int) -> Tensor:
-        """Return the attention output [n, Hq * D] of consecutive tokens of one request, whose `qkv`
-        is [n, (Hq + 2 * Hkv) * D]; the first token is at position `start`.
+        """Return the attention output [n, Hq * D] of consecutive tokens of one request. `qkv`:
+        their queries, keys and values [n, (Hq + 2 * Hkv) * D]; `start`: position of the first
+        token.
         """
         case = self.case
         num_tokens = len(qkv)

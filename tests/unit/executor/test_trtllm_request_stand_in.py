@@ -34,8 +34,8 @@ needs_torch = pytest.mark.skipif(
 
 
 def engine(folder: Path) -> RequestMapping:
-    """Return the request mapping of an engine with every optional feature and one LoRA adapter,
-    whose files are in `folder`.
+    """Return the request mapping of an engine with every optional feature and one LoRA adapter. The
+    adapter's files are in `folder`.
     """
     adapters = LoraSettings(adapters=(AdapterConfig(name="law", path=folder, id=1),))
     return RequestMapping(replace(FULL, lora_config=adapters), load_package(), VOCAB)

@@ -39,7 +39,7 @@ def test_statistics_are_read() -> None:
 
 
 def pushing_llm(opened: list[int], revived: list[int]) -> Any:
-    """Return an engine whose statistics iterators end early: those with odd numbers after one
+    """Return an engine whose statistics iterators end early: iterators with odd numbers after one
     iteration, the others at once.
 
     `opened` gets the number of each iterator that is opened, from 1 on. `revived` gets the number

@@ -17,7 +17,7 @@ from penstock.gateway.ray.ending_carrier import (
 
 @pytest.fixture
 def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """Install empty modules in place of those of Ray Serve; return them by the last component of
+    """Install empty modules in place of Ray Serve's modules; return them by the last component of
     their names.
     """
     names = (

@@ -1,5 +1,5 @@
-"""Which tokens the checks of truncated sampling accept: the likeliest ones and those tied with
-them.
+"""Which tokens the checks of truncated sampling accept: the likeliest tokens and the tokens tied
+with them.
 """
 
 import pytest

@@ -18,8 +18,8 @@ def flag_of(name: str) -> str:
 
 
 def add_settings(group: Any, kind: type, names: Collection[str] = ()) -> None:
-    """Add flags for the settings of the configuration class `kind`: all, or those whose group or
-    name is in `names`.
+    """Add flags for the settings of the configuration class `kind`: for all settings, or only for
+    settings whose group or name is in `names`.
     """
     from penstock.server.settings.table import add_to
 
@@ -32,8 +32,8 @@ def read_settings(
     derived: Mapping[str, Any] | None = None,
     names: Collection[str] = (),
 ) -> T:
-    """Build a configuration of class `kind` from the flags and the values in `derived`, which have
-    no flags. `names`: as in `add_settings`. Raises BadSetting.
+    """Build a configuration of class `kind` from the flags and the values in `derived`. Settings in
+    `derived` have no flags. `names`: as in `add_settings`. Raises BadSetting.
     """
     return sources_of(args, kind, names).build(kind, derived or {})
 

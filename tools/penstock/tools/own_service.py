@@ -56,8 +56,8 @@ class OwnService:
 
         `stop_timeout_s`: the wait after SIGTERM before SIGKILL. `drain_grace_s`: how long the
         service lets requests finish when it stops, seconds; None: its default. `environment` None:
-        that of this process without PENSTOCK_ variables. `on_log` is called with every line of the
-        service's log.
+        the environment of this process without PENSTOCK_ variables. `on_log` is called with every
+        line of the service's log.
         """
         self._serve_args = tuple(serve_args)
         self._start_timeout_s = start_timeout_s

@@ -54,8 +54,8 @@ def preformatted(text: str) -> str:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return a copy of dicts, lists and tuples in which floats that are not finite, which JSON
-    cannot represent, are None. Tuples become lists.
+    """Return a copy of dicts, lists and tuples, with None instead of floats that are not finite,
+    because JSON cannot represent them. Tuples become lists.
     """
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value)

@@ -25,5 +25,5 @@ class Targets:
     )
 
     def __post_init__(self) -> None:
-        """Raise SettingError naming the field that is out of range."""
+        """Raise SettingError, naming the field, if one is out of range."""
         check(self)

@@ -1,4 +1,4 @@
-"""A shadow of the paged KV cache, which detects paging bugs of the scheduler.
+"""A shadow of the paged KV cache: detects paging bugs of the scheduler.
 
 Each key-value entry is a hash of the salt and of all tokens up to its position. Paging bugs (a
 block freed too early, shared while writable, reused for other content or under another salt, a
@@ -52,7 +52,7 @@ class ShadowMemory:
         self._num_tokens[slot] = 0
 
     def admit(self, request: Request, arrays: SlotArrays) -> None:
-        """Copy a new slot's tokens from `arrays`, which must start with the request's prompt."""
+        """Copy a new slot's tokens from `arrays`; they must start with the request's prompt."""
         slot, spec = request.slot, request.spec
         _require(0 <= slot < self._info.max_num_seqs, f"slot {slot} is out of range")
         _require(not self._is_live[slot], f"slot {slot} is assigned twice")

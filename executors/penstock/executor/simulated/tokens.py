@@ -20,8 +20,8 @@ NEVER: Final = np.iinfo(np.int64).max
 
 
 def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
-    """Return the origin of a generation: a 64-bit hash of prompt ids and seed, which determines all
-    tokens.
+    """Return the origin of a generation: a 64-bit hash of prompt ids and seed. It determines all
+    tokens of the generation.
     """
     data = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     key = seed.to_bytes(8, "little")

@@ -44,8 +44,8 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
 
 
 def _reject_eight_bit(config: ExecutorConfig, reason: NotFused) -> None:
-    """Raise UnsupportedModel if 8-bit settings are given, which only the fused path supports.
-    `reason`: why this path does not serve the model.
+    """Raise UnsupportedModel if 8-bit settings are given, because only the fused path supports
+    them. `reason`: why the fused path does not serve the model.
     """
     asked = [f"quantization {config.quantization}"] if config.quantization != "none" else []
     if config.kv_cache_dtype != "auto":

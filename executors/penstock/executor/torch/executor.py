@@ -265,8 +265,8 @@ def _num_blocks(
 def keep_freed_memory() -> bool:
     """Configure glibc to keep freed memory for the next step; return whether glibc accepted this.
 
-    A step allocates and frees temporaries of several megabytes, which glibc would return to the
-    kernel and fault in again in the next step. Applies to the whole process.
+    A step allocates and frees temporaries of several megabytes. By default, glibc would return this
+    memory to the kernel, and the next step would fault it in again. Applies to the whole process.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

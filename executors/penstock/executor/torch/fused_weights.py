@@ -35,8 +35,9 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
-    """The weights of one layer: those of the norms are [hidden], those of the query and key norms
-    [head_dim], or None without such norms. `window`: the sliding window in tokens, 0 for none.
+    """The weights of one layer. `input_norm` and `output_norm` are [hidden]; `query_norm` and
+    `key_norm` are [head_dim], None if the layer has no such norm. `window`: the sliding window in
+    tokens, 0 for none.
     """
 
     qkv: Projection

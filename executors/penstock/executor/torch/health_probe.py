@@ -17,9 +17,9 @@ NUM_PROBE_BLOCKS = 3
 
 
 class HealthProbe:
-    """Creates the step of the health probe, `batch`, and `rules`, its slot rules, which are empty.
+    """Creates the step of the health probe (`batch`) and its slot rules (`rules`, empty).
 
-    The step writes to the NUM_PROBE_BLOCKS blocks after those of requests.
+    The step writes to the NUM_PROBE_BLOCKS blocks after the blocks of requests.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:

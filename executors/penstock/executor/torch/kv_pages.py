@@ -80,7 +80,7 @@ class KVPages:
         """Zero the keys and values at `offsets` [n] of `blocks` [n], in all layers.
 
         Needed for places that no sequence has written, or that a failed sequence wrote: attention
-        masks scores by adding minus infinity and multiplies values by zero, which does not remove
+        masks scores by adding minus infinity and multiplies values by zero, and neither removes
         non-finite values.
         """
         for pages in self._layers:

@@ -48,7 +48,7 @@ class ProbeResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PackedSegment:
     """A part of a packed row: `num_tokens` tokens that follow `num_past` cached tokens of the same
-    sequence, which begins at position `start`.
+    sequence. The sequence begins at position `start`.
     """
 
     num_tokens: int
@@ -124,9 +124,9 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 
 @torch.inference_mode()
 def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> ProbeResult:
-    """Run the test steps and return the results. Raises UnsupportedModel for a model that packed
-    steps would compute wrongly, whose logits are not finite, whose vocabulary is too small for the
-    test, or whose `forward` has no argument `logits_to_keep`.
+    """Run the test steps and return the results. Raises UnsupportedModel if packed steps would
+    compute the model wrongly, its logits are not finite, its vocabulary is too small for the test,
+    or its `forward` has no argument `logits_to_keep`.
     """
     name = architecture.name
     parameters = inspect.signature(module.forward).parameters
@@ -258,8 +258,8 @@ def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
     """Limit `max_seq_len` to a sliding window that is configured but not passed to attention by any
     layer.
 
-    transformers applies such a window in its attention mask, which this executor does not build.
-    Without the mask, results are correct for sequences up to the length of the window.
+    transformers applies such a window in its attention mask; this executor does not build that
+    mask. Without the mask, results are correct for sequences up to the length of the window.
     """
     window = architecture.undeclared_window
     if not window or windowed:

@@ -196,8 +196,9 @@ def _place_stored(
 ) -> None:
     """Copy the quantised weights to the device one by one.
 
-    With `keeps_eight_bit`, those of linear layers other than the head stay in 8 bits; the others
-    are converted to the model's dtype. Raises UnsupportedModel for a weight without a module.
+    With `keeps_eight_bit`, the weights of linear layers other than the head stay in 8 bits; the
+    other weights are converted to the model's dtype. Raises UnsupportedModel for a weight without a
+    module.
     """
     total = sum(one.values.nbytes for one in stored.values())
     progress = LoadProgress(f"loading 8-bit weights onto {device}", total)

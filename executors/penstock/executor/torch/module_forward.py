@@ -27,7 +27,7 @@ bandwidth).
 
 
 def eager_path(model: LoadedModel) -> ForwardPath:
-    """Return the eager path, which supports every loaded model. On a CPU, pack the model's bfloat16
+    """Return the eager path; it supports every loaded model. On a CPU, pack the model's bfloat16
     linear layers in place.
     """
     num_weight_bytes = weight_bytes(model)

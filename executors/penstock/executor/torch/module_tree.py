@@ -1,11 +1,11 @@
 """Recognises models that the fused step (the forward pass with Penstock's kernels) supports, by
 their module tree.
 
-The tree is that of Llama, shared by Qwen2, Qwen3, Mistral and many others: each layer has a norm,
-grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding
-window), a norm, and a gated SiLU. Nothing depends on a model's name; a model with a parameter
-outside this tree is rejected. `structure_check` detects differences that are not visible in the
-tree, such as a multiplier in the forward code.
+The tree is the module tree of Llama, shared by Qwen2, Qwen3, Mistral and many others: each layer
+has a norm, grouped-query attention with rotary embeddings (optional biases, norms of query and key,
+a sliding window), a norm, and a gated SiLU. Nothing depends on a model's name; a model with a
+parameter outside this tree is rejected. `structure_check` detects differences that are not visible
+in the tree, such as a multiplier in the forward code.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
 """Computes the attention of one layer in one step, over the pages of the KV cache.
 
-Uses the compiled kernels on a CPU, or else tensor operations, which work on every device. Tensor
-operations process single-token rows in groups of similar context length, and chunks one by one.
+Uses the compiled kernels on a CPU if they are available, else tensor operations; these work on
+every device. Tensor operations process single-token rows in groups of similar context length, and
+chunks one by one.
 
 Scratch memory is bounded: rows and heads are processed in tiles, so that neither gathered pages nor
 scores grow with heads times tokens times context.
@@ -130,7 +131,9 @@ class PagedAttention:
 
     @property
     def needs_clean_blocks(self) -> bool:
-        """True if attention reads memory past a sequence's end, which must therefore be finite."""
+        """True if attention reads memory past a sequence's end; the values there must then be
+        finite.
+        """
         return self._kernels is None
 
     def _layer_attention(
@@ -215,9 +218,9 @@ class PagedAttention:
         """Return masked scores of queries [rows, heads, queries, D] minus a centre, and the centre.
 
         A batched product in half precision sums in float32 but rounds its result (to 8 significant
-        bits in bfloat16), which is coarse for a large score. A softmax needs exact differences from
-        the maximum, so a value near the maximum is subtracted before the rounding. It is computed
-        from the first block's keys, where attention concentrates.
+        bits in bfloat16). This rounding is coarse for a large score. A softmax needs exact
+        differences from the maximum, so a value near the maximum is subtracted before the rounding.
+        It is computed from the first block's keys, where attention concentrates.
         """
         matrices, transposed = queries.flatten(0, 1), keys.transpose(1, 2)
         shape = (*queries.shape[:-1], keys.shape[1])
@@ -273,7 +276,7 @@ class PagedAttention:
         out: Tensor,
     ) -> None:
         """Attend with query [n, Hq, D] to keys and values [H, keys, D], into `out`. `own`: the
-        layer's query heads that `query` contains, which select the sinks.
+        layer's query heads that `query` contains; their sinks are used.
         """
         num_heads, num_keys, _ = keys.shape
         num_tokens = len(query)

@@ -59,7 +59,7 @@ def prompt_logprobs(
     logits: Tensor, prompts: list[PromptRows]
 ) -> list[tuple[int, int, TokenLogprobs]]:
     """Return (slot, first position, log probabilities) for each of `prompts`; `logits` [tokens,
-    vocabulary]: those of the packed tokens of all `prompts`, in order.
+    vocabulary]: the logits of the packed tokens of all `prompts`, in order.
     """
     found: list[tuple[int, int, TokenLogprobs]] = []
     first = 0

@@ -26,9 +26,9 @@ def describe_resources(
     number of captured graphs unless it is 0, as one line.
 
     `path`: the name of the path that serves the model, eager or fused. `num_weight_bytes`: the
-    bytes of the weights; None: those of the model's own tensors, which a path may have released.
-    The number formats of weights (`quantization`) and pages (`page_dtype`; None: the model's) are
-    included if they differ from the model's number format.
+    bytes of the weights; None: the bytes of the model's own tensors. A path that has released these
+    must give the number. The number formats of weights (`quantization`) and pages (`page_dtype`;
+    None: the model's) are included if they differ from the model's number format.
     """
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)

@@ -46,7 +46,7 @@ def sample(
 ) -> Sampled:
     """Sample the token at `positions` [m] for `slots` [m] from the rows of `logits` [m, V].
 
-    `positions` are those of the batch, because `arrays.num_tokens` may lag behind the step.
+    `positions` come from the batch, because `arrays.num_tokens` may lag behind the step.
     """
     lengths = np.zeros(arrays.num_slots, dtype=np.int64)
     lengths[slots] = positions
@@ -131,7 +131,7 @@ def _sampling_options(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray
 def _draw(
     logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: Ints, lengths: Ints
 ) -> Tensor:
-    """Return tokens sampled for the rows `at` of `logits`, which belong to `slots`."""
+    """Return tokens sampled for the rows `at` of `logits`; these rows belong to `slots`."""
     device = logits.device
 
     def column(values: NDArray[np.float32] | NDArray[np.int32]) -> Tensor:

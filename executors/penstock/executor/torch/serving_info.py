@@ -21,8 +21,8 @@ _FEATURES = frozenset(
 
 
 def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
-    """Return the maximum length of prompt plus output, in tokens: that of the model, or the setting
-    if it is lower.
+    """Return the maximum length of prompt plus output, in tokens: the limit of the model, or the
+    setting if it is lower.
     """
     longest = model.architecture.max_seq_len
     return longest if config.max_seq_len is None else min(longest, config.max_seq_len)

@@ -28,7 +28,7 @@ class SlotRules:
         self.rejections: dict[int, str] = {}
 
     def update(self, batch: Batch) -> None:
-        """Delete the rules of a batch's released slots, and set those of its admitted requests."""
+        """Delete the rules of a batch's released slots; set the rules of its admitted requests."""
         for slot in batch.released:
             self.bias.pop(slot, None)
             self.rejections.pop(slot, None)

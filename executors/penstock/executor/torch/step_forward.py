@@ -1,4 +1,4 @@
-"""The interface of the eager and the fused path, which compute the logits of a step.
+"""The interface of the eager and the fused path: they compute the logits of a step.
 
 A `ForwardPath` is created once per model; its `StepForward` once per executor, with the executor's
 pages.

@@ -27,7 +27,7 @@ _MIN_WINDOW_TILE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Single-token rows `first .. last - 1`, which read `width` blocks each, padding included.
+    """Single-token rows `first .. last - 1`; each reads `width` blocks, padding included.
 
     `page_rows` int64 [2, rows, heads, width]: the rows of `KVPages.block_rows` to gather. `mask`
     [rows, 1, 1, width * block_size]: 0 for keys that a row attends to, else minus infinity.
@@ -169,7 +169,7 @@ class StepInputs:
         return self._rows
 
     def token_rows(self, shape: HeadShape) -> tuple[Tensor, Tensor]:
-        """Return the rows of `KVPages.token_rows` for all keys, and those for all values, each
+        """Return the rows of `KVPages.token_rows` for all keys, and the rows for all values, each
         [T * heads].
         """
         rows = self._token_rows.get(shape.num_heads)
@@ -229,7 +229,7 @@ class StepInputs:
     def chunk_keys(self, index: int, shape: HeadShape, window: int, max_elements: int) -> ChunkKeys:
         """Return the keys that chunk `index` attends to; `window` 0: no window.
 
-        `max_elements` limits tokens times keys of a tile, which has at least one token.
+        `max_elements` limits tokens times keys of a tile; a tile has at least one token.
         """
         key = (index, shape.num_heads, window, max_elements)
         keys = self._chunk_keys.get(key)

@@ -1,9 +1,9 @@
 """Checks in float32, layer by layer, that a model's forward pass matches its recognised module
 tree.
 
-In half precision, rounding would hide a factor near one or a layer without rotation. So the modules
-run once in float32, one layer at a time, at positions up to the last supported one, and every part
-is compared with the arithmetic expected from the tree.
+In half precision, rounding would hide a scaling factor close to 1, or a layer that does not apply
+rotary embeddings. So the modules run once in float32, one layer at a time, at positions up to the
+model's maximum position, and every part is compared with the arithmetic expected from the tree.
 """
 
 from collections.abc import Generator
@@ -114,8 +114,9 @@ class _StructureCheck(WholeSequence):
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """Same as `WholeSequence.run_layer`, but first compare the options of the scores, the
-        queries, keys and values with those expected from the tree. Raises NotFused if they differ.
+        """Same as `WholeSequence.run_layer`, but first compare the options of the scores, and the
+        queries, keys and values, with the options and values expected from the tree. Raises
+        NotFused if they differ.
         """
         tree, expected = self._tree, self._tree.layers[layer]
         if not scoring.is_plain or (scoring.scaling, scoring.window) != (
@@ -132,8 +133,9 @@ class _StructureCheck(WholeSequence):
         return self._attended
 
     def compare_logits(self, found: Tensor) -> Tensor:
-        """Compare the logits `found`, which are those of every `_head_step`-th vocabulary entry;
-        return the expected logits of all entries, float32 [tokens, vocabulary].
+        """Compare `found`, the logits of every `_head_step`-th vocabulary entry, with the expected
+        logits; return the expected logits of all entries, float32 [tokens, vocabulary]. Raises
+        NotFused if they differ.
         """
         tree = self._tree
         hidden = _rms_norm(self._hidden, tree.final_norm.float(), tree.eps)

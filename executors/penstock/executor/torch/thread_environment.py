@@ -45,9 +45,9 @@ class ThreadPlan:
 def plan_threads(
     *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
 ) -> ThreadPlan:
-    """Return the plan for an engine next to `num_fronts` fronts. `num_threads`: the user's setting,
-    which takes precedence over the variables in `environ`. Raises ValueError naming a variable
-    whose value is invalid.
+    """Return the plan for an engine next to `num_fronts` fronts. `num_threads`: the user's setting;
+    it takes precedence over the variables in `environ`. Raises ValueError naming the variable if
+    its value is invalid.
     """
     num_free = max(num_cores - num_fronts, 1)
     chosen = num_threads or num_threads_of(environ) or num_free

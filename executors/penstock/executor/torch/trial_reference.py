@@ -40,8 +40,8 @@ Neither changes the norm by more than 0.005. Logits of another model have an err
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrialReference:
     """The reference logits of a model, and the errors that a fused step may have. `logits` float32
-    [tokens, vocabulary]: those of `trial_tokens`. `rounding`: relative error of the modules' logits
-    in `dtype`, the model's dtype.
+    [tokens, vocabulary]: the logits of `trial_tokens`. `rounding`: relative error of the modules'
+    logits in `dtype`, the model's dtype.
     """
 
     logits: Tensor

@@ -52,8 +52,8 @@ class WholeSequence:
 
 
 def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
-    """Return fixed token ids, spread over the vocabulary, whose embeddings are finite. Raises
-    NotFused if too few are.
+    """Return fixed token ids with finite embeddings, spread over the vocabulary. Raises NotFused if
+    too few embeddings are finite.
     """
     vocab_size = len(embedding)
     spread = (torch.arange(4 * num_tokens) * 7919 + 13) % vocab_size

@@ -35,8 +35,8 @@ class StepLimits:
 
 
 def last_tokens(lengths: Ints, counts: Ints, *, max_seq_len: int, block_size: int) -> Batch:
-    """Return a step of the last `counts` [n] tokens of n sequences of `lengths` [n] tokens, which
-    samples for every row. Token ids and sampling options are 0.
+    """Return a step of the last `counts` [n] tokens of n sequences of `lengths` [n] tokens; every
+    row samples. Token ids and sampling options are 0.
     """
     arrays = SlotArrays(num_slots=len(lengths), max_seq_len=max_seq_len, block_size=block_size)
     arrays.num_tokens[:] = lengths
@@ -56,8 +56,9 @@ def widest_step(limits: StepLimits, *, vocab_size: int, block_size: int) -> Batc
     """Return the step of these limits that needs the most memory with tensor operations.
 
     Decodes of long sequences need the most memory for gathered pages and for the sampler; the
-    remaining tokens are the last of the longest prompts, which need masks and logits of all their
-    tokens. Every chunk has its own mask, so there are as many chunks as can have full-size masks.
+    remaining tokens are the last tokens of the longest prompts, because these need masks and logits
+    of all their tokens. Every chunk has its own mask, so these tokens form as many chunks as can
+    have full-size masks.
     """
     longest = limits.max_seq_len
     num_masks = -(-limits.max_tokens * longest // limits.num_mask_elements)

@@ -1,7 +1,7 @@
 """Protocols for the part of TensorRT-LLM's Python API that this package uses.
 
 All other modules are typed with these protocols, so type checks reject names that are not listed
-here. The names are those of release 1.2, PyTorch backend; a test compares them with the recorded
+here. The names are taken from release 1.2, PyTorch backend; a test compares them with the recorded
 API (`facts/`). Does not import TensorRT-LLM.
 """
 

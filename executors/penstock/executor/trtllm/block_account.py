@@ -1,9 +1,9 @@
 """Tracks the requests inside the engine, and decides which requests are submitted next.
 
 Requests are submitted in the order of their admission. The scheduler considers an aborted request's
-slot and blocks free immediately, but the engine releases them about an iteration later.
-`BlockAccount` delays a submission until then if it needs that slot or those blocks. Does not call
-the engine.
+slot and blocks free immediately, but the engine releases them about an iteration later. If a
+submission needs such a slot or such blocks, `BlockAccount` delays it until the engine has released
+them. Does not call the engine.
 """
 
 from collections import deque

@@ -45,7 +45,7 @@ class BuilderEnd:
 
 
 def find_builder() -> Path:
-    """Return the path of the builder next to the Python executable, else of the one on PATH. Raises
+    """Return the path of the builder: next to the Python executable, else on PATH. Raises
     BuilderUnusable if there is none.
     """
     bin_folder = str(Path(sys.executable).parent)

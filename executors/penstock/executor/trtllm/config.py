@@ -149,8 +149,8 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGraphSettings:
-    """Settings of CUDA graphs, which the engine uses for steps without prefill. Raises ValueError
-    naming the invalid field.
+    """Settings of CUDA graphs; the engine uses them for steps without prefill. Raises ValueError
+    naming the field, if one is invalid.
     """
 
     enabled: bool = setting(True, text="whether steps without prefill use CUDA graphs")

@@ -1,8 +1,8 @@
 """Checks whether the engine can enforce a constraint, before the request is submitted.
 
-xgrammar, which is part of TensorRT-LLM, compiles the constraint to a grammar. A constraint that
-xgrammar rejects, or that has a dead end (a point from which no output can be completed), is
-rejected here: in the engine, a dead end would end every request (see `dead_ends`).
+xgrammar, which is part of TensorRT-LLM, compiles the constraint to a grammar. A constraint is
+rejected here if xgrammar rejects it, or if it has a dead end (a point from which no output can be
+completed): in the engine, a dead end would end every request (see `dead_ends`).
 `constraint_process` runs the checks in separate processes.
 """
 

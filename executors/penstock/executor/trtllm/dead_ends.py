@@ -2,8 +2,8 @@
 can never be completed.
 
 Parses the text form of xgrammar's grammars, and computes a fixpoint over their rules. When a guided
-decoder reaches such a rule, no token is allowed and every logit is minus infinity, which makes the
-whole engine fail in versions before NVIDIA PR #18896. Does not import xgrammar.
+decoder reaches such a rule, no token is allowed and every logit is minus infinity. In versions
+before NVIDIA PR #18896, the whole engine then fails. Does not import xgrammar.
 """
 
 import re

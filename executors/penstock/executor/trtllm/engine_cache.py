@@ -2,7 +2,7 @@
 used.
 
 Manages the lock, the temporary folder of a build, and the manifest. The manifest contains the sizes
-of all files and the hashes of those up to 1 MiB, so that most damage is found without reading the
+of all files and the hashes of files up to 1 MiB, so that most damage is found without reading the
 weights. An engine is built in a temporary folder and then renamed, so a killed build leaves no
 partial engine; the next build of the same engine removes the temporary folder.
 """
@@ -43,7 +43,9 @@ class CacheBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BuildLock:
-    """A held lock. `descriptor`: that of the locked file, which the builder inherits."""
+    """A held lock on the build of an engine. `descriptor`: file descriptor of the lock file; the
+    builder process inherits it, so the lock is held until both processes have closed it.
+    """
 
     descriptor: int
 

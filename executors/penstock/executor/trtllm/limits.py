@@ -85,10 +85,10 @@ def engine_info(
 ) -> ExecutorInfo:
     """Return the effective limits of the engine.
 
-    `max_num_seqs` is the minimum of the setting and of those that the engine and the model folder
-    report. `num_blocks` is the number that the engine reports, less the blocks that draft tokens
-    need. `max_seq_len` is the setting or, without it, that of the model folder. Raises ValueError
-    if neither gives it.
+    `max_num_seqs` is the minimum of the setting (`max_batch_size`) and of the limits that the
+    engine and the model folder report. `num_blocks` is the number that the engine reports, less the
+    blocks that draft tokens need. `max_seq_len` is the setting or, without it, the value of the
+    model folder. Raises ValueError if neither gives it.
     """
     max_seq_len = config.max_seq_len or folder.max_seq_len
     if max_seq_len is None:

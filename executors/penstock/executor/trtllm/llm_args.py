@@ -156,7 +156,7 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
 
 
 def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
-    """Return the engine's CudaGraphConfig, or None, which disables CUDA graphs."""
+    """Return the engine's CudaGraphConfig, or None to disable CUDA graphs."""
     if not settings.enabled:
         return None
     names = ("batch_sizes", "max_batch_size", "enable_padding")
@@ -207,8 +207,8 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
 
 
 def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Argument]:
-    """Return those fields of `settings` in `names` that are not None. Their `is_explicit` is True
-    if the value differs from the field of `default`, or if `default` is None.
+    """Return the fields of `settings` that are in `names` and not None. `is_explicit` is True if
+    the field's value differs from its value in `default`, or if `default` is None.
     """
     values = {name: getattr(settings, name) for name in names}
     return {

@@ -46,9 +46,9 @@ class Quantisation:
 class ModelFolder:
     """A model folder: its kind and properties. `explanation`: one sentence for the operator.
 
-    `max_seq_len` is in tokens. The parallel sizes are those of an engine or a checkpoint, the
-    maximum sizes and `tokens_per_block` those that an engine was built for. `built_by`: the
-    TensorRT-LLM version that built the engine. A field is None if it is unknown or does not apply.
+    `max_seq_len` is in tokens. Engines and checkpoints have parallel sizes. The maximum sizes and
+    `tokens_per_block` are the values that an engine was built for. `built_by`: the TensorRT-LLM
+    version that built the engine. A field is None if it is unknown or does not apply.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class ModelFolder:
 
     @property
     def is_engine(self) -> bool:
-        """True if the folder contains an engine built ahead of time, which does not use the PyTorch
+        """True if the folder contains an engine built ahead of time. It does not use the PyTorch
         backend.
         """
         return self.kind is ModelKind.ENGINE
@@ -198,8 +198,8 @@ def _modelopt(path: Path) -> Quantisation | None:
 
 
 def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
-    """Return the quantisation in the `quantization_config` section of config.json, which most other
-    tools write; None if there is none.
+    """Return the quantisation in the `quantization_config` section of config.json, None if there is
+    none. Most tools other than ModelOpt write this section.
 
     Release 1.2 reads only FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); it ignores
     others, and loading then fails because the weights do not fit the layers.

@@ -41,7 +41,7 @@ class Package:
     Attributes:
         generate_arguments: Parameter names of `LLM.generate_async`.
         llm_arguments: Names of the parameters of the LLM constructor.
-        build: The LLM class of the PyTorch backend or, with `runs_engines`, that of the TensorRT
+        build: The LLM class of the PyTorch backend or, with `runs_engines`, of the TensorRT
             backend.
         honours_penalties: Whether the default sampler, TorchSampler, implements penalties.
         modules: The modules in which settings classes are looked up.
@@ -84,8 +84,8 @@ class Package:
 def load_package(*, is_engine: bool = False) -> Package:
     """Import TensorRT-LLM and inspect it; takes seconds and needs CUDA.
 
-    `is_engine`: the model is an engine built ahead of time, so `build` and `llm_arguments` are
-    those of the TensorRT backend.
+    `is_engine`: the model is an engine built ahead of time, so `build` and `llm_arguments` belong
+    to the TensorRT backend.
 
     Before the import, the variables of an MPI job are removed from this process's environment, as
     NVIDIA's Triton backend does: the package starts its workers through MPI, and if this process

@@ -108,8 +108,8 @@ def _check_gpus(config: TrtllmConfig, environment: Mapping[str, str]) -> None:
 
 
 def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """Check the vocabulary size and the maximum sequence length, which loading does not check.
-    Raises ValueError.
+    """Check the vocabulary size and the maximum sequence length, because loading does not check
+    them. Raises ValueError if one is invalid.
     """
     if not 1 <= (folder.vocab_size or 0) <= MAX_INT32:
         size = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"

@@ -1,8 +1,8 @@
 """Converts a request to the arguments of `LLM.generate_async`.
 
 docs/tensorrt-llm-mapping.md documents the rules, and a test compares it with this module. The only
-state that changes is a counter, which gives requests that share no cached blocks unique cache
-salts.
+state that changes is a counter: it makes the cache salts of requests that must not share cached
+blocks unique.
 """
 
 import inspect
@@ -98,8 +98,8 @@ class RequestMapping:
         return arguments
 
     def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
-        """Raise ValueError for an empty list or a token id outside the vocabulary, which would fail
-        an assertion in the engine.
+        """Raise ValueError for an empty list or a token id outside the vocabulary, because an
+        assertion in the engine would fail.
         """
         if not len(tokens):
             raise ValueError("prompt_ids: must have at least one token")
@@ -224,7 +224,7 @@ class RequestMapping:
 
     def _cache_salt(self, spec: RequestSpec) -> str:
         """Return the cache salt: only requests with the same salt share cached blocks. A request
-        without `hash_salt` gets a unique one, which cannot equal the hexadecimal text of a
+        without `hash_salt` gets a unique cache salt that cannot equal the hexadecimal text of a
         `hash_salt`.
         """
         if spec.hash_salt:
@@ -284,10 +284,10 @@ def _stops(stop_ids: tuple[int, ...], *, is_banned: bool) -> dict[str, Any]:
     """Return the arguments that end the output, by token ids only.
 
     `end_id` is always set, because the engine would otherwise need a tokenizer. It is the last stop
-    id, because the front appends a model's end-of-sequence ids to those of the request.
+    id, because the front appends the model's end-of-sequence ids to the request's stop ids.
 
-    While stop ids are banned by `min_tokens` (`is_banned`), the engine gets only this id: it does
-    not stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The
+    While stop ids are banned by `min_tokens` (`is_banned`), the engine gets only `end_id`: it does
+    not stop at `end_id` before `min_tokens`, but would stop too early at the other stop ids. The
     scheduler also checks every token, and ends the request at any stop id after `min_tokens`.
     """
     options: dict[str, Any] = {

@@ -31,7 +31,7 @@ class Response:
     frozen dataclass takes longer to create.
 
     Attributes:
-        logprobs: One entry per token, which maps token ids to log probabilities; None if they were
+        logprobs: One entry per token, a map of token ids to log probabilities; None if they were
             not requested.
         num_cached: Prompt tokens that the engine found in its cache; -1 except in the request's
             first response.
@@ -78,7 +78,7 @@ class ResponseQueue:
         self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
-        """Queue a response, which is delivered with the others of this event loop iteration."""
+        """Queue a response, for delivery with the others of this event loop iteration."""
         if not self._pending:
             # Runs after all streams that were woken in this iteration have added their responses.
             loop.call_soon(self._flush)

@@ -23,8 +23,8 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def result_of(updates: Iterable[Response]) -> StepResult:
-    """Return the step result for these responses, without those of requests that the scheduler has
-    released.
+    """Return the step result for these responses. Responses to requests that the scheduler has
+    released are left out.
     """
     rows: dict[int, list[Response]] = {}
     failures: list[SlotFailure] = []

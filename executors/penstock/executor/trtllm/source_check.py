@@ -118,8 +118,8 @@ class SourceReport:
 
 
 def load_facts(generation: str = RELEASE) -> dict[str, Any]:
-    """Return the table of facts about TensorRT-LLM for `generation` (see `generation_of`): that of
-    release 1.2, with the changes of the generation's file applied.
+    """Return the table of facts about TensorRT-LLM for `generation` (see `generation_of`): the
+    table of release 1.2 with the changes in the generation's file applied.
     """
     table = _table(RELEASE)
     if generation == RELEASE:
@@ -149,7 +149,8 @@ def generation_of(version: str) -> str:
 def check_source(folder: Path, generation: str = "") -> SourceReport:
     """Compare the package's source in `folder` (.../tensorrt_llm) with a table of facts.
 
-    `generation`: which table, see `generation_of`; "": the one for the version given in the source.
+    `generation`: which table, see `generation_of`; "": the table for the version given in the
+    source.
     """
     tree = _Tree(folder)
     generation = generation or generation_of(tree.version())
@@ -169,8 +170,8 @@ def check_source(folder: Path, generation: str = "") -> SourceReport:
 
 
 def check_installed() -> SourceReport | None:
-    """Return the report of `check_source` for the installed package, which is not imported; None if
-    it is not installed.
+    """Return the report of `check_source` for the installed package, without importing the package;
+    None if it is not installed.
     """
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or spec.origin is None:

@@ -1,10 +1,10 @@
-"""Reads the engine's iteration statistics, which contain its limits and its number of free KV cache
+"""Reads the engine's iteration statistics: they contain its limits and its number of free KV cache
 blocks.
 
-Versions before NVIDIA PR #9980 push the statistics to an asynchronous iterator, which ends after a
-pause. Later versions fetch them by RPC; in some of these, the iterator blocks its caller, so the
-blocking method `get_stats` is called on a separate thread instead, where a slow engine cannot block
-the event loop.
+Versions before NVIDIA PR #9980 push the statistics to an asynchronous iterator; the iterator ends
+after a pause. Later versions fetch the statistics by RPC. In some later versions the iterator
+blocks its caller, so with RPC the blocking method `get_stats` is called on a worker thread instead.
+There, a slow engine cannot block the event loop.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class EngineStats:
 
 
 def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
-    """Convert one iteration's statistics, a mapping or its JSON; return None if they lack those of
+    """Convert one iteration's statistics, a mapping or its JSON; return None if they do not include
     the KV cache.
     """
     stats: Mapping[str, Any] = json.loads(raw) if isinstance(raw, str) else raw
@@ -63,11 +63,14 @@ def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
 
 
 class StatsPoller:
-    """Reads the engine's statistics on the event loop; an engine must have only one reader.
+    """Reads the engine's statistics; an engine must have only one reader.
 
-    `on_stats` is called with the statistics of every iteration that has those of the KV cache.
-    `is_busy` returns whether requests are inside the engine; without requests, the engine runs no
-    iterations.
+    Pushed statistics are read on the event loop; statistics fetched by RPC are read on a worker
+    thread.
+
+    `on_stats` is called on the event loop for every iteration whose statistics include the KV
+    cache. `is_busy` returns whether requests are inside the engine; without requests, the engine
+    runs no iterations.
     """
 
     def __init__(
@@ -152,6 +155,6 @@ class StatsPoller:
 
 
 def _is_fetched(llm: Llm) -> bool:
-    """Return whether the statistics are fetched by RPC, which only a private attribute shows."""
+    """Return whether the statistics are fetched by RPC. Only a private attribute shows this."""
     executor: Any = getattr(llm, "_executor", None)
     return getattr(executor, "rpc_client", None) is not None

@@ -1,6 +1,6 @@
 """Submits requests to the engine, reads their responses and aborts them, on the event loop.
 
-Each request has its own task. The new tokens of a response are those output ids that were not sent
+Each request has its own task. The new tokens of a response are the output ids that were not sent
 before. An exception while a response is read fails only that request, unless the engine is no
 longer healthy. An aborted request may never get a final response, so the wait for it is limited.
 All code runs on the event loop on which the engine is used.
@@ -248,8 +248,8 @@ class Streams:
         return is_alive
 
     async def _read(self, stream: _OutputStream) -> Response:
-        """Queue the responses of a request until it ends; return the last one, which is not queued
-        yet. After an abort, all responses but the last are dropped.
+        """Queue the responses of a request until it ends; return the last response without queuing
+        it. After an abort, all responses but the last are dropped.
         """
         submitted = stream.submitted
         wants_logprobs = submitted.num_logprobs >= 0
@@ -323,8 +323,8 @@ class _ChosenLogprob:
 def _new_logprobs(
     sequence: CompletionOutput, start: int, tokens: Sequence[int]
 ) -> Sequence[Mapping[int, Logprob]]:
-    """Return the log probabilities of `tokens`, which begin at index `start` of the sequence; fewer
-    entries if the engine has not returned all.
+    """Return the log probabilities of `tokens`; fewer entries if the engine has not returned all.
+    `start`: index of the first of `tokens` in the sequence.
     """
     found: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs or ()
     return [

@@ -34,7 +34,7 @@ class Watchdog:
         self._num_failures_in_row = 0
 
     def expect(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
-        """Start to expect responses to these requests, which are being submitted."""
+        """Start to expect responses to these requests. Called when they are submitted."""
         self._count_silence(now_s)
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 

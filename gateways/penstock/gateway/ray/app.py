@@ -1,8 +1,8 @@
 """Defines the deployment: each replica runs one Penstock service and relays calls to it.
 
-Implements the methods that Serve calls: one for each RPC, and those for the health check, the load
-and the shutdown of a replica. This module and `ending_carrier` are the only ones that depend on
-Ray.
+Implements the methods that Serve calls: one for each RPC, and one each for the health check, the
+load and the shutdown of a replica. This module and `ending_carrier` are the only ones that depend
+on Ray.
 """
 
 # Ray is installed by an extra, and is only partly typed.
@@ -52,7 +52,7 @@ DEPLOYMENT: dict[str, Any] = {
 class PenstockReplica:
     """A replica of the deployment. It has one service, to which it relays calls. `_add_methods`
     adds a method for each RPC, with the RPC's name. The constructor starts the service, and raises
-    the same errors as that of `ReplicaService`."""
+    the same errors as the constructor of `ReplicaService`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -64,8 +64,8 @@ class PenstockReplica:
         self._gauge = LoadGauge(self._service.operations)
 
     def check_health(self) -> None:
-        """Raise ReplicaServiceFailed if the service has ended. Called by Serve, which replaces a
-        replica whose check fails."""
+        """Raise ReplicaServiceFailed if the service has ended. Called by Serve; it replaces a
+        replica if the check fails."""
         self._service.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -201,8 +201,8 @@ def build(args: dict[str, Any], **options: Any) -> Any:
     """Return the application, for `import_path: penstock.gateway.ray.app:build`.
 
     See `Settings` for `args`. `options` are Serve's options of the deployment, for callers in
-    Python; in a config file they are under `deployments`. Raises ValueError, which names an invalid
-    argument.
+    Python; in a config file they are under `deployments`. Raises ValueError naming the argument, if
+    one is invalid.
     """
     deployment = serve.deployment(PenstockReplica).options(**{**DEPLOYMENT, **options})
     return deployment.bind(settings_of(args))

@@ -5,11 +5,11 @@ Defines the values that a method passes to Serve instead of protobuf messages. S
 
 If the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the status that a method sets on
 its context is sent when the method returns. If Serve's proxy is in between, the context is sent
-only together with a message. Serve has two public ways to end a failed stream: an exception, which
-drops the trailers with the google.rpc details, and one more message, which the caller would receive
-too. The proxy also accepts an object of its private class `ResponseStatus` instead of a message: it
-ends the stream and sends the context, but Serve does not guarantee this. If a release has no such
-class, failed streams have only their status and message; a test on a real cluster detects this.
+only together with a message. Serve has two public ways to end a failed stream. An exception drops
+the trailers with the google.rpc details; one more message would also reach the caller. The proxy
+also accepts an object of its private class `ResponseStatus` instead of a message: it ends the
+stream and sends the context, but Serve does not guarantee this. If a release has no such class,
+failed streams have only their status and message; a test on a real cluster detects this.
 """
 
 import enum
@@ -23,7 +23,7 @@ class EndingMethod(enum.Enum):
     Attributes:
         RETURN: The method returns.
         CARRIER: The method yields an `EndingCarrier`.
-        EXCEPTION: The method raises an exception, which drops the trailers.
+        EXCEPTION: The method raises an exception; this drops the trailers.
     """
 
     RETURN = enum.auto()
@@ -32,7 +32,7 @@ class EndingMethod(enum.Enum):
 
 
 class RawMessage:
-    """A serialised message, which Serve accepts like a protobuf message."""
+    """A serialised message. Serve accepts it like a protobuf message."""
 
     __slots__ = ("_data",)
 
@@ -55,7 +55,7 @@ class EndingCarrier:
         self._message = message
 
     def SerializeToString(self) -> Any:  # noqa: N802 - the name that Serve calls
-        """Return Serve's private `ResponseStatus`, which its proxy accepts as the end of a stream.
+        """Return Serve's private `ResponseStatus`; Serve's proxy accepts it as the end of a stream.
         Called by Serve."""
         return _private("proxy_request_response", "ResponseStatus")(
             code=self._code, message=self._message

@@ -1,4 +1,4 @@
-"""The calls that Serve relays: those of Penstock's services, and those of gRPC health checking.
+"""The RPCs that Serve relays: the RPCs of Penstock's services and of gRPC health checking.
 
 Contains their table, and the function with which Serve's proxies register them. Messages are passed
 as bytes and are not parsed here, so that the service rejects malformed messages, as without Serve.

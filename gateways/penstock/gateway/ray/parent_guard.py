@@ -1,7 +1,7 @@
 """Runs a program that is killed when its parent dies: `python parent_guard.py PROGRAM ...`.
 
-Ray may end a replica with SIGKILL, which a process cannot forward to its children. Therefore this
-program sets PR_SET_PDEATHSIG, with which the kernel kills `penstock serve` when its parent dies.
+Ray may end a replica with SIGKILL, and a process cannot forward SIGKILL to its children. Therefore
+this program sets PR_SET_PDEATHSIG, so that the kernel kills `penstock serve` when its parent dies.
 The child processes of `penstock serve` end with it.
 """
 

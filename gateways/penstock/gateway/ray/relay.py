@@ -1,4 +1,4 @@
-"""Relays gRPC calls from a replica, which received them from Serve, to the replica's service.
+"""Relays the gRPC calls that a replica received from Serve to the replica's service.
 
 Relays the metadata, the messages, cancellation, and the final status with its trailers. Messages
 are passed as bytes and are not parsed. Does not use Serve.
@@ -44,16 +44,15 @@ class CallStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnaryResult:
-    """The result of a unary call: the response, which is empty if the call failed, and the
-    status."""
+    """The result of a unary call: the response (empty if the call failed) and the status."""
 
     data: bytes
     status: CallStatus
 
 
 def forwarded_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
-    """Return the caller's metadata without the entries for Serve, gRPC and HTTP/2, which are not
-    forwarded to the service."""
+    """Return the part of the caller's metadata that is forwarded to the service: without the
+    entries for Serve, gRPC and HTTP/2."""
     return tuple(
         (key, value)
         for key, value in metadata
@@ -69,7 +68,7 @@ class Relay:
         self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
 
     async def close(self) -> None:
-        """Close the connection, which cancels open calls."""
+        """Close the connection. This cancels open calls."""
         await self._channel.close()
 
     async def unary(self, method: Method, data: bytes, metadata: Metadata) -> UnaryResult:

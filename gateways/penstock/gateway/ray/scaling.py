@@ -1,7 +1,7 @@
 """Computes the required number of replicas from the queues of the current replicas.
 
 Serve's controller calls the policy about ten times per second. Uses only the standard library,
-because the controller gets a copy of this module. Limits and delays are those of Serve
+because the controller gets a copy of this module. Serve applies its own limits and delays
 (`autoscaling_config`).
 
 Scaling up depends on the wait, because callers experience the length of a queue in seconds, not in
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class QueueTimePolicy:
-    """A Ray Serve autoscaling policy. Raises ValueError, which names the parameter that is out of
+    """A Ray Serve autoscaling policy. Raises ValueError naming the parameter, if one is out of
     range.
 
     `target_queue_time_s` is the acceptable wait in seconds. `target_busy_share` is the share of the
@@ -62,10 +62,10 @@ class QueueTimePolicy:
         """Return the required number of replicas, from the last report of each replica. The keys of
         `queue_time_s` and `busy_share` are replicas.
 
-        `num_replicas` of the `num_planned` replicas are running. The planned number does not change
-        while a running replica has not reported. It does not grow while some replicas are starting,
-        because those will reduce the load of the others. It shrinks, to at least 1, only while the
-        mean wait is at most the target.
+        `num_replicas` of the `num_planned` replicas are running. While a running replica has not
+        reported, the planned number does not change. While some replicas are starting, it does not
+        grow, because the starting replicas will reduce the load of the others. It shrinks, to at
+        least 1, only while the mean wait is at most the target.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:
             return num_planned

@@ -4,8 +4,8 @@ Uses neither Ray nor gRPC. The service is a separate process, so that it has the
 without Serve: a supervisor, fronts (gRPC server processes), and an engine that is replaced when it
 dies.
 
-Also defines the settings of a deployment, which are the `args` of Serve's config, and validates
-them. The number of replicas and their resources are in Serve's part of the config.
+Also defines and validates the settings of a deployment, the `args` of Serve's config. The number of
+replicas and their resources are in Serve's part of the config.
 """
 
 import logging
@@ -40,7 +40,7 @@ def command_line(options: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs `penstock serve` with these options, through `parent_guard.py`,
     so that it ends with the replica. Without `--fronts` it has one front (gRPC server process).
 
-    Raises ValueError, which names an option that only the replica may set.
+    Raises ValueError naming the option, if the options contain one that only the replica may set.
     """
     for option in options:
         flag = option.partition("=")[0]
@@ -152,8 +152,8 @@ class Settings:
     Attributes:
         serve_options: Options of `penstock serve`, the same for each replica.
         start_timeout_s: Seconds for the service to become ready, including loading its model.
-        stop_timeout_s: Seconds for its shutdown. It must be less than Serve's
-            `graceful_shutdown_timeout_s`, which starts earlier.
+        stop_timeout_s: Seconds for the shutdown of the service. Must be less than Serve's
+            `graceful_shutdown_timeout_s`, because that time starts earlier.
     """
 
     serve_options: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class Settings:
     stop_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which names the field, if a field is invalid."""
+        """Raise ValueError naming the field, if one is invalid."""
         command_line(self.serve_options)
         for name in ("start_timeout_s", "stop_timeout_s"):
             if not getattr(self, name) > 0:
@@ -169,7 +169,9 @@ class Settings:
 
 
 def settings_of(args: Mapping[str, Any]) -> Settings:
-    """Return the settings in `args`. Raises ValueError, which names an unknown or invalid one."""
+    """Return the settings in `args`. Raises ValueError naming the setting, if one is unknown or
+    invalid.
+    """
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(args) - known):
         raise ValueError(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")

@@ -1,5 +1,5 @@
-"""Adapter for the protocol between the smg gateway and its workers, which fronts (gRPC server
-processes) serve next to Penstock's API.
+"""Adapter for the protocol between the smg gateway and its workers. Fronts (gRPC server processes)
+serve this protocol next to Penstock's API.
 
 Implements the interface that `penstock.server.gateways` requires. The other modules, and the
 generated code of the extra `gateway`, are imported only in a front process that serves this
@@ -20,7 +20,7 @@ _GENERATED: Final = "smg_grpc_proto"
 
 
 def check_installed() -> None:
-    """Raise ValueError, which names the extra, if the generated code is missing."""
+    """Raise ValueError naming the extra, if the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
         raise ValueError(
             "gateway smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
@@ -30,8 +30,8 @@ def check_installed() -> None:
 def make_service(
     front: "Front", access: "AccessControl", board: "BoardView | None"
 ) -> "GatewayService":
-    """Return the service for one front process. `board` reads the engine's status board, which has
-    its load; None if the engine publishes no load."""
+    """Return the service for one front process. `board` reads the engine's load from its status
+    board; None if the engine publishes no load."""
     from penstock.gateway.smg.service import VllmEngineService
 
     return VllmEngineService(front, access, board)

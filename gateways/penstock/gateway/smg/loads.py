@@ -1,8 +1,8 @@
-"""Computes the load of this worker, which a gateway uses for load balancing.
+"""Computes the load of this worker; a gateway uses it for load balancing.
 
-Its sources are the engine's status board, which is shared memory, and the latest requests of this
-front process. The rate of output tokens is the difference between two samples of their count,
-divided by the time between them.
+Its sources are the engine's status board (in shared memory) and the latest requests of this front
+process. The rate of output tokens is the difference between two samples of their count, divided by
+the time between them.
 """
 
 from collections import deque
@@ -68,8 +68,8 @@ class LoadReport:
         self._usages.append(usage)
 
     def load(self, info: ExecutorInfo) -> EngineLoad:
-        """Return the current load of the engine, whose capacity is in `info`. Each call may add a
-        sample for the rate of output tokens."""
+        """Return the current load of the engine. `info` has the engine's capacity. Each call may
+        add a sample for the rate of output tokens."""
         state = NO_LOAD if self._board is None else self._board.load
         return EngineLoad(
             num_running=state.num_running,

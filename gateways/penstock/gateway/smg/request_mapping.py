@@ -1,8 +1,9 @@
-"""Converts the GenerateRequest of a gateway to that of Penstock, field by field.
+"""Converts the GenerateRequest of a gateway to Penstock's GenerateRequest, field by field.
 
 Defines the meaning of each of the gateway's fields. Validates only values that Penstock's message
 cannot represent, because the result is validated like any request. Fields without a counterpart are
-rejected by name, except those that cannot change a token; tests/unit/gateways/smg lists those.
+rejected by name, except fields that cannot change a token; tests/unit/gateways/smg lists the
+exceptions.
 """
 
 from collections.abc import Callable, Mapping

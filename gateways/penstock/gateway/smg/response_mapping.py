@@ -1,5 +1,5 @@
-"""Converts the events of a Penstock response to a gateway's messages, which contain token ids,
-numbers of tokens and log-probabilities.
+"""Converts the events of a Penstock response to a gateway's messages: token ids, numbers of tokens
+and log-probabilities.
 
 Text is not sent, because the gateway detokenises. Each output has one final message. In a stream,
 chunks contain new tokens and the final message contains none; without a stream, the final message

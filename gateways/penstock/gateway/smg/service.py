@@ -5,7 +5,7 @@ A request is converted to a Penstock request and treated like any other, with th
 queue, quotas, deadlines and traces. No other layer depends on the gateway's protocol.
 
 Error messages name the gateway's fields, because a caller that sent `sampling_params.stop` has no
-field `stopping.stop_strings`. A table maps Penstock's field paths to those of the gateway.
+field `stopping.stop_strings`. A table maps Penstock's field paths to the gateway's field paths.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class VllmEngineService:
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Serve one request, as a stream of chunks or with one message per output. Raises
-        RequestError, which names the gateway's fields."""
+        RequestError; it names the gateway's fields."""
         times = begin_call(context, account)
         message = parse(vllm.GenerateRequest, data)
         del data

@@ -86,7 +86,7 @@ def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoRes
 
 
 def load_of(load: EngineLoad) -> vllm.SchedulerLoad:
-    """Return the load of the engine as that of rank 0, which is the only rank."""
+    """Return the load of the engine as the load of rank 0, the only rank."""
     return vllm.SchedulerLoad(
         dp_rank=0,
         num_running_reqs=load.num_running,

@@ -142,8 +142,8 @@ class Child:
             self._first.set_result(frame)
 
     async def ended(self) -> int:
-        """Wait until the child has ended, close its control connection, and return the exit code,
-        which is negative if a signal killed the child."""
+        """Wait until the child has ended, close its control connection, and return the exit code.
+        It is negative if a signal killed the child."""
         code = await self._process.wait()
         self.close_control()
         return code

@@ -120,8 +120,7 @@ def sample(
 ) -> bytes:
     """Sample all other threads of this process at about RATE_HZ and return a speedscope file.
 
-    Blocks for `seconds`, which must be above 0 and at most MAX_PROFILE_S; otherwise raises
-    ValueError.
+    Blocks for `seconds`. Raises ValueError unless `seconds` is above 0 and at most MAX_PROFILE_S.
     """
     if not 0 < seconds <= MAX_PROFILE_S:
         raise ValueError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}, not {seconds:g}")

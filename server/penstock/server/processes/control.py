@@ -117,8 +117,7 @@ class ChildControl:
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> bytes:
-        """Wait for the encoded launch parameters, which the supervisor sends first, and return
-        them.
+        """Wait for the encoded launch parameters and return them. The supervisor sends them first.
 
         Terminates the process if the connection ends, or a frame is invalid, before they arrive.
         """
@@ -143,14 +142,14 @@ class ChildControl:
         threading.Thread(target=self._watch, name="control-connection", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Register `stop`, which is called on another thread when the command to stop arrives.
+        """Register `stop`, to be called on another thread when the command to stop arrives.
 
         Until this registration, while the process loads, the command ends the process immediately.
         """
         self._stop = stop
 
     def on_engine_lost(self, call: Callable[[], object]) -> None:
-        """Register `call`, which is called on another thread when the supervisor reports that no
+        """Register `call`, to be called on another thread when the supervisor reports that no
         further engine will be started."""
         self._on_engine_lost = call
 
@@ -159,8 +158,8 @@ class ChildControl:
         self.send(Ready(facts=facts))
 
     def report_failure(self, error: BaseException, prefix: str = "") -> None:
-        """Report to the supervisor why this process cannot start: one line for the operator, which
-        begins with `prefix`."""
+        """Report to the supervisor why this process cannot start. The report is one line for the
+        operator and begins with `prefix`."""
         self.send(StartFailed(message=prefix + in_one_line(error)))
 
     def send(self, frame: FromChild) -> None:
@@ -171,7 +170,7 @@ class ChildControl:
             self._socket.sendall(FROM_CHILD.encode(frame))
 
     def _received(self) -> Iterator[list[ToChild]]:
-        """Yield batches of received frames, which are never empty, until the connection ends."""
+        """Yield non-empty batches of received frames until the connection ends."""
         while data := self._socket.recv(65536):
             frames = [TO_CHILD.decode(body) for body in self._frames.feed(data)]
             if frames:

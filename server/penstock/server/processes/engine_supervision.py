@@ -1,9 +1,9 @@
 """Supervises the engine process: starts it, detects hangs, and cleans up after a crash.
 
 Assigns the epochs (the numbers of the engine starts). Owns the descriptor of the flight recorder's
-memory, which engines and observers inherit, and which stays open when they die. Contains the crash
-attribution, which decides which requests the next engine runs one at a time (probation) and which
-it rejects (quarantine).
+memory. Engines and observers inherit the descriptor, and it stays open here when they die. Contains
+the crash attribution: after a crash, it selects the requests that the next engine runs one at a
+time (probation), and the requests that it rejects (quarantine).
 """
 
 import asyncio
@@ -42,8 +42,8 @@ itself."""
 
 
 class FlightMemory:
-    """The shared memory of the flight recorder, which has the last steps of the engine. `fd` is -1
-    before `create`, after `close`, and if the memory could not be allocated."""
+    """The shared memory of the flight recorder, with the last steps of the engine. `fd` is its
+    descriptor: -1 before `create`, after `close`, and if the memory could not be allocated."""
 
     def __init__(self, config: FlightConfig) -> None:
         self.fd = -1
@@ -52,7 +52,7 @@ class FlightMemory:
         self._dumping = asyncio.Lock()
 
     def create(self, port: int) -> None:
-        """Create the shared memory. `port` is the service's port, which is a part of file names.
+        """Create the shared memory. `port` is the service's port, for the names of files.
 
         If the memory cannot be allocated, logs an error, and the service runs without a flight
         recorder.
@@ -202,7 +202,7 @@ class EngineDeath:
 
     Attributes:
         is_own_failure: True if the engine itself failed, False if it was killed from outside.
-        was_hung: True if it made no progress, which a device or driver may cause.
+        was_hung: True if it made no progress. The device or the driver may be the cause.
         keys_in_progress: Keys (numbers) of the outputs in its last steps, and the first key of the
             request that was being submitted.
         keys_on_probation: Keys of the suspected request that was on probation.

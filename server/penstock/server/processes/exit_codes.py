@@ -27,7 +27,7 @@ _MEANINGS = {
 
 
 def describe_exit(code: int) -> str:
-    """Return a description of a child's exit code, which is negative if a signal killed the
+    """Return a description of a child's exit code. The code is negative if a signal killed the
     child."""
     if code < 0:
         return f"killed by signal {-code}"

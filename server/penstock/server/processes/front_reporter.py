@@ -1,7 +1,7 @@
 """Reports the state and the requests of a front (gRPC server process) to the observer.
 
-A timer ticks ten times per second. The delay of a tick is the lag of the event loop, which delays
-all streams of the front.
+A timer ticks ten times per second. The delay of a tick is the lag of the event loop. All streams of
+the front are delayed by this lag.
 """
 
 import asyncio
@@ -76,9 +76,10 @@ class HeartbeatTimer:
 
 
 class FrontReporter:
-    """Reports the state and the requests of a front to the observer, whose socket is at `path`.
+    """Reports the state and the requests of a front to the observer. `path` is the observer's
+    socket.
 
-    Pass `recorder` to the server, which must be created before `start` is called.
+    Create the server with `recorder`, then pass the server to `start`.
     """
 
     def __init__(self, path: Path, front_id: int) -> None:

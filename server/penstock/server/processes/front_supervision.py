@@ -1,7 +1,7 @@
 """Supervises a front (gRPC server process): starts it, detects hangs, and creates its successor in
 a rolling restart.
 
-Assigns the ids of fronts. Each process gets a new id, which is a part of the numbers (keys) of its
+Assigns the ids of fronts. Each process gets a new id. The id is a part of the numbers (keys) of its
 requests' outputs, so that keys of a dead front are not reused.
 """
 
@@ -25,8 +25,9 @@ drain."""
 
 
 class FrontSupervision:
-    """Supervises one of the fronts of a service, which keeps its `number` (from 1) when its process
-    is restarted. `front_ids` yields the ids of new processes and is shared by all fronts."""
+    """Supervises one of the fronts of a service. The front keeps its `number` (from 1) when its
+    process is restarted. `front_ids` yields the ids of new processes and is shared by all
+    fronts."""
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class FrontSupervision:
         self._heartbeats: LivenessReader | None = None
 
     def successor(self) -> "FrontSupervision":
-        """Return a supervision with the same number, whose process will replace the current one in
-        a rolling restart."""
+        """Return a supervision with the same number. In a rolling restart, its process replaces the
+        process of this one."""
         return FrontSupervision(
             self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )

@@ -1,7 +1,7 @@
 """Detects hanging processes from their heartbeat counts.
 
-Counts checks instead of seconds: if the machine was paused (suspended), one check is late, which
-does not mean that a process hangs.
+Counts checks instead of seconds. If the machine was paused (suspended), only one check is late, so
+no process is considered hung.
 """
 
 NUM_CHECKS = 10

@@ -1,4 +1,4 @@
-"""Runs the observer process, which exports traces, and serves metrics and the operators' API.
+"""Runs the observer process: exports traces, and serves metrics and the operators' API.
 
 Creates the components of the process and shuts them down. No process that serves requests waits for
 the observer. The supervisor runs this module as

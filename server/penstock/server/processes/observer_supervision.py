@@ -71,8 +71,8 @@ class ObserverSupervision:
         self._listener = listen(stack, self.socket_path, _BACKLOG)
 
     async def keep_alive(self) -> int:
-        """Run `SupervisedProcess.keep_alive`, but return 0 after repeated crashes, which are not an
-        error of the service. Raises ChildFailed if the first start fails."""
+        """Run `SupervisedProcess.keep_alive`, but return 0 after repeated crashes, because the
+        service continues without an observer. Raises ChildFailed if the first start fails."""
         try:
             return await self.process.keep_alive()
         except CrashLoop as failure:

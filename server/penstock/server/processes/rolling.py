@@ -1,5 +1,5 @@
-"""Performs a rolling restart, which replaces all fronts (gRPC server processes) and the engine
-while the service accepts requests.
+"""Performs a rolling restart: replaces all fronts (gRPC server processes) and the engine while the
+service accepts requests.
 
 Defines the order of the replacements. Fronts share their port, so the new front serves before the
 old one drains. The engine ends between two steps, and its requests continue in the next engine.

@@ -45,7 +45,7 @@ class ServiceProcesses:
 
     @property
     def all(self) -> tuple[SupervisedProcess, ...]:
-        """All processes, including those that are about to end."""
+        """All processes, including processes that are about to end."""
         return tuple(self._tasks)
 
     @property
@@ -158,8 +158,8 @@ async def _end_engine(
     fronts_end_s: float,
     engine_exit_s: float,
 ) -> None:
-    """Stop the engine when the fronts, which are already stopping, have ended, or at the monotonic
-    time `fronts_end_s`. Then wait until the engine has ended, within its time limit."""
+    """Stop the engine when all fronts have ended, or at the monotonic time `fronts_end_s`. The
+    fronts must already be stopping. Then wait until the engine has ended, within its time limit."""
     task, waiting = processes.task_of(engine), {processes.task_of(front) for front in fronts}
     while waiting and (left_s := fronts_end_s - time.monotonic()) > 0:
         watched = waiting if task.done() else {*waiting, task}

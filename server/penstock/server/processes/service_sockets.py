@@ -31,7 +31,7 @@ _MAX_REMOVED: Final = 1000
 
 
 def create_folder(stack: contextlib.ExitStack) -> Path:
-    """Create and return a folder for sockets, which `stack` removes. Also removes the folders of
+    """Create and return a folder for sockets; `stack` removes it later. Also removes the folders of
     dead services."""
     remove_leftovers(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # Its mode is 0700.
@@ -81,7 +81,7 @@ class PortUnavailable(Exception):
 
 
 def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.socket:
-    """Return a listening Unix socket at `path`, which `stack` closes. Raises PortUnavailable if
+    """Return a listening Unix socket at `path`; `stack` closes it later. Raises PortUnavailable if
     `path` cannot be bound."""
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
     try:
@@ -98,7 +98,7 @@ def reserve_port(host: str, port: int, *, flag: str, host_flag: str) -> socket.s
     """Return a bound socket that does not listen; its `getsockname()[1]` is the port (a free one if
     `port` is 0).
 
-    Raises PortUnavailable, which names `flag` if the port is in use or not permitted, and
+    Raises PortUnavailable. The message names `flag` if the port is in use or not permitted, and
     `host_flag` if `host` cannot be resolved or is not a local address.
     """
     try:

@@ -115,8 +115,8 @@ class SupervisedProcess:
             self._child.stop(grace_s, is_hand_over=is_hand_over)
 
     def send_engine_lost(self) -> None:
-        """Notify the process, which is a front (gRPC server process), that no engine will be
-        started again."""
+        """Notify the process that no engine will be started again. It must be a front (gRPC server
+        process)."""
         if self._child is not None:
             self._child.send_engine_lost()
 

@@ -1,5 +1,5 @@
-"""Runs the supervisor, which starts engine, fronts (gRPC server processes) and observer, restarts
-them, and shuts them down in order.
+"""Runs the supervisor: starts engine, fronts (gRPC server processes) and observer, restarts them,
+and shuts them down in order.
 
 Owns the port, the engine's listening socket, the shared memories and the signal handlers, and
 checks for hangs. The supervisor handles no requests and imports neither torch nor grpc, to minimise
@@ -59,8 +59,8 @@ class CannotStart(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReady:
-    """Describes the started service: its model, its processes, and its addresses (None for those
-    that are not served).
+    """Describes the started service: its model, its processes, and its addresses.
+    `operations_address` and `metrics_url` are None if they are not served.
 
     `start_s` is the duration of the start, in seconds. `resources` is the executor's report of its
     resources, empty if there is none.

@@ -150,5 +150,5 @@ def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
 
 
 def _text(value: bytes) -> str:
-    """Decode a name, which may be truncated within a UTF-8 character."""
+    """Decode a name. It may be truncated within a UTF-8 character."""
     return value.decode("utf-8", "ignore")

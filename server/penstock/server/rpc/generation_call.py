@@ -24,8 +24,8 @@ from penstock.v1 import generation_service_pb2 as pb
 
 
 def begin_call(context: Context, account: RequestAccount) -> CallTimes:
-    """Return the arrival time and the deadline of a call. Stores the timeout of the call in
-    `account`, which holds the data for the record of the request."""
+    """Return the arrival time and the deadline of a call. Also stores the timeout of the call in
+    `account`, for the record of the request."""
     account.call_timeout_s = call_timeout_s(context)
     arrival_s = account.arrival_s
     deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)

@@ -172,8 +172,8 @@ class LoopYielder:
 
 
 class ResumeService:
-    """Implements Resume, which continues the stream of a request in a new call, with the events
-    that its client has not received."""
+    """Implements Resume: continues the stream of a request in a new call, with the events that its
+    client has not received."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

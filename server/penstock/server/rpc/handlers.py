@@ -6,12 +6,13 @@ CancelledError always propagates: a client that disconnects is not an error, and
 CancelledError is suppressed leaks.
 
 No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps the exception that
-ended the call, and with it these frames, until the garbage collector runs, which does not take the
-number of bytes into account.
+ended the call, and with it these frames, until the garbage collector runs. The garbage collector
+does not take the number of bytes into account.
 
-A method that serves one request receives the account of the request, which collects the data for
-its record (`front/accounts.py`). The account is closed here, where the status of each call is set.
-The outcome of a cancelled call depends on what ended it: its client, its deadline, or the server.
+A method that serves one request receives the account of the request. The account collects the data
+for the request's record (`front/accounts.py`). The account is closed here, where the status of each
+call is set. The outcome of a cancelled call depends on what ended it: its client, its deadline, or
+the server.
 """
 
 import asyncio
@@ -83,8 +84,8 @@ ReceivedCall = AdmittedCall | Failure
 
 
 class OtherRequestFailed(Exception):
-    """A call failed because of an error that concerns the request of another call, whose
-    `request_id` is reported in RequestInfo."""
+    """A call failed because of an error that concerns the request of another call. RequestInfo has
+    the `request_id` of that other request."""
 
     def __init__(self, failure: Failure, request_id: str) -> None:
         super().__init__(failure.reason.value)
@@ -119,7 +120,7 @@ class CallAccounts:
         return self._accounts.open(name, arrival_s=arrival_s, peer=peer, parent=parent)
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
-        """Close the account, which completes its record. Call this after the call has ended, if
+        """Close the account. This completes its record. Call this after the call has ended, if
         possible after its status was sent."""
         if self._accounts.is_enabled:
             front = self._front
@@ -165,7 +166,8 @@ class CallAccounts:
 
 
 class HandlerWrapper:
-    """Wraps service methods in gRPC handlers, which count calls and convert exceptions to statuses.
+    """Wraps service methods in gRPC handlers. The handlers count calls and convert exceptions to
+    statuses.
 
     `on_internal_error` is called for each internal error.
     `retry_after_s` is the default retry delay of failures. `random` returns a uniform random number

@@ -2,7 +2,7 @@
 
 Stores one serving status for all services. The servicer of grpcio-health-checking holds a lock
 while it writes to a watcher, and a change of status needs that lock, so one watcher that does not
-read could block a drain. Here a change of status is an assignment, which needs no lock.
+read could block a drain. Here a change of status is an assignment and needs no lock.
 """
 
 import asyncio

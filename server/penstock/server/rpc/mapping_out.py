@@ -5,7 +5,7 @@ The tokens of one output since the last write become one `TokenDelta` message. I
 the soft limit of the message size, it is split between two `TokensPiece` events (new text of an
 output). The limit is soft because one event is never split.
 
-The most frequent message, which is the text of one or more tokens, is encoded directly, because
+The most frequent message is the text of one or more tokens. It is encoded directly, because
 building and serialising protobuf objects takes several times as long. All other messages use
 protobuf.
 """
@@ -66,8 +66,8 @@ def no_token_bytes(token_id: int) -> bytes | None:
 
 
 class ResponseEncoder:
-    """Encodes the messages of one stream, which are numbered from 0. `sequence` is the next
-    number."""
+    """Encodes the messages of one stream, numbered from 0. `sequence` is the number of the next
+    message."""
 
     __slots__ = ("_max_message_bytes", "_token_bytes", "sequence")
 
@@ -84,7 +84,8 @@ class ResponseEncoder:
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
         """Return the events in `batch` as serialised GenerateResponse messages, in order.
 
-        Consecutive token events of different outputs may be reordered, but not those of one output.
+        Consecutive token events of different outputs may be reordered. Events of one output stay in
+        order.
         """
         if len(batch) == 1 and isinstance(piece := batch[0], events.TokensPiece):
             return (self._tokens((piece,)),)

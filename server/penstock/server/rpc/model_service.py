@@ -1,10 +1,10 @@
-"""Implements penstock.v1.ModelService, which describes the served model and calls its tokenizer.
+"""Implements penstock.v1.ModelService: describes the served model and calls its tokenizer.
 
 Contains the handlers of ListModels, GetModel, Tokenize and Detokenize, the published limits and
-features, and the methods that are not implemented, which return UNIMPLEMENTED with the name of the
-feature. Features that are not implemented are published as false, and are rejected here or in
-`mapping_in.prompt`; a test checks that published and rejected features agree. Features of the
-executor are published when an engine has connected.
+features, and methods for features that are not implemented. These methods return UNIMPLEMENTED with
+the name of the feature. Features that are not implemented are published as false, and are rejected
+here or in `mapping_in.prompt`; a test checks that published and rejected features agree. Features
+of the executor are published when an engine has connected.
 """
 
 import functools

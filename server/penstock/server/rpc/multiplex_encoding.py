@@ -1,7 +1,7 @@
 """Encodes the events of one request as serialised MultiplexResponse messages.
 
-The text of one or more tokens, which is the most frequent event, is encoded directly, together with
-its enclosing fields, as in `mapping_out.py`.
+The most frequent event is the text of one or more tokens. It is encoded directly, together with its
+enclosing fields, as in `mapping_out.py`.
 
 Encoded events can be concatenated into one message: protobuf merges concatenated messages by
 appending to repeated fields, and the only field of MultiplexResponse is repeated.
@@ -111,7 +111,7 @@ def _key_field(key: int) -> bytes:
 
 
 def _framed(head: bytes, data: bytes) -> bytes:
-    """Return one event, which contains `data`, as an encoded field of MultiplexResponse.
+    """Return one event with the content `data` as an encoded field of MultiplexResponse.
 
     `head` is the encoded key, followed by the tag of `data`. The length of `data` is inserted after
     `head`.

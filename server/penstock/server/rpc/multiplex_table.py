@@ -95,8 +95,8 @@ class MultiplexedRequest:
         return self.account.request_id
 
     def start_writing(self, request: LiveRequest, front: Front) -> None:
-        """Start writing the events of `request`, which `front` (the gRPC server process) has
-        accepted."""
+        """Start writing the events of `request`, after `front` (the gRPC server process) has
+        accepted it."""
         config = front.config
         self.request = request
         self._stream = request.stream
@@ -260,7 +260,7 @@ class MultiplexTable:
         await self._may_read.wait()
 
     def end(self, request: MultiplexedRequest) -> None:
-        """Remove and release `request`, whose last event was taken. Its account stays open until
+        """Remove and release `request` after its last event was taken. Its account stays open until
         `close_ended_accounts`."""
         del self._requests[request.key]
         request.account.num_messages = request.num_messages

@@ -300,8 +300,8 @@ class OperationsMethods:
 
 @contextlib.contextmanager
 def _converted_errors() -> Generator[None]:
-    """Convert OperationsError to RequestError (NOT_POSSIBLE_NOW) with its message, which is written
-    for operators."""
+    """Convert OperationsError to RequestError (NOT_POSSIBLE_NOW) with the same message. The message
+    is written for operators."""
     try:
         yield
     except OperationsError as error:
@@ -362,7 +362,8 @@ def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
 def _step_responses(
     records: Iterable[stats_pb2.StepRecord],
 ) -> Iterator[pb.GetFlightRecordResponse]:
-    """Yield the records in messages, each with as many steps as fit into MAX_CHUNK_BYTES."""
+    """Yield the records in messages. Each message is filled up to MAX_CHUNK_BYTES, and has at least
+    one step."""
     response, size = pb.GetFlightRecordResponse(), 0
     for record in records:
         num_bytes = record.ByteSize()
@@ -401,8 +402,8 @@ def page_of(
     token: str,
     filters: bytes,
 ) -> Page[T]:
-    """Return at most `size` of the sorted `entries`: those after the page whose `next_token` is
-    `token`, or the first ones if it is empty.
+    """Return a page of at most `size` entries of the sorted `entries`. It follows the page with
+    `next_token` equal to `token`, or is the first page if `token` is empty.
 
     `key_of` returns the sort key of an entry. `filters` are the encoded filters of the list. Raises
     BadPageToken if `token` is not a page token of a list with these filters.

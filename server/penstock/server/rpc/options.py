@@ -113,8 +113,8 @@ def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     """Return credentials that use the latest `tls.material` at each handshake.
 
-    A handshake does not read files, because that would block all calls. Other code polls `tls`,
-    which reads changed files.
+    A handshake does not read files, because that would block all calls. Other code polls `tls` to
+    read changed files.
     """
     used = tls.material
 

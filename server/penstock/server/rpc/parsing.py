@@ -178,7 +178,7 @@ class _Kind:
     """The type of a field. `inner` is its message type; None if the field is not a message.
 
     `is_request` is True for a GenerateRequest, and `is_part` for a ContentPart of a chat message.
-    `is_data` is True for tools, tool calls and template arguments, whose bytes are counted instead
+    `is_data` is True for tools, tool calls and template arguments: their bytes are counted instead
     of their fields. `is_numbers` is True for a repeated number.
     """
 
@@ -213,7 +213,7 @@ def _kind_of(field: FieldDescriptor) -> _Kind:
 
 
 def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
-    """Return the first `_MAX_SHORT_FIELDS` fields of an encoded message, except those longer than
+    """Return the first `_MAX_SHORT_FIELDS` fields of an encoded message, without fields longer than
     `_MAX_SHORT_BYTES`. A long field that contains the request is kept, but reduced in the same way.
     Raises IndexError or ValueError if the wire format is invalid."""
     holders = (GenerateRequest.DESCRIPTOR, MultiplexSubmit.DESCRIPTOR)

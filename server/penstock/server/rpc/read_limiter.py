@@ -1,7 +1,7 @@
 """Limits the reading of request messages.
 
 Callers are authenticated first, metadata is limited, and a message must arrive in time and be
-valid. This applies to all services, including those of gRPC itself (health, reflection, channelz).
+valid. This applies to all services, including gRPC's own services (health, reflection, channelz).
 gRPC waits for the message as long as the connection lives, so that a client could hold any number
 of half-open calls. It also reports malformed bytes as UNKNOWN with the name of a class, and limits
 metadata only after a client has acknowledged its settings.
@@ -89,7 +89,7 @@ class _MethodPolicy:
     """How the messages of one method are read.
 
     `right`: see `AccessControl.right_of`. Several methods share the same `slots` and `calls`.
-    `is_ours` is True for handlers of Penstock, which take bytes.
+    `is_ours` is True for Penstock's own handlers; they take bytes.
     """
 
     path: str
@@ -308,7 +308,7 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
 async def _until_disconnect(serving: Awaitable[R]) -> R:
     """Await `serving` and return its result.
 
-    Raises CancelledError if the peer disconnects, which is not an error of the server.
+    Raises CancelledError if the peer disconnects, because this is not an error of the server.
     """
     try:
         return await serving

@@ -1,8 +1,8 @@
 """Serves gRPC server reflection in the versions v1 and v1alpha.
 
 grpcio-reflection contains only v1alpha. The two versions differ only in the package name, so v1 is
-served with the same messages under its own name. The descriptor of v1 is derived from that of
-v1alpha, so that tools can also describe the reflection service.
+served with the same messages under its own name. The descriptor of v1 is derived from the
+descriptor of v1alpha, so that tools can also describe the reflection service.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Runs the gRPC server of a front (gRPC server process), from its start to its drain.
 
-Owns the grpc.aio server, which has all services on one port, reports health, and defines the order
-of shutdown. Passes the engine's events to `Front`. Does not start processes, and installs no signal
+Owns the grpc.aio server with all services on one port, reports health, and defines the order of
+shutdown. Passes the engine's events to `Front`. Does not start processes, and installs no signal
 handlers.
 """
 
@@ -116,7 +116,7 @@ class FrontServer:
 
     @property
     def num_active_calls(self) -> int:
-        """Number of open calls, without those of health, reflection and channelz."""
+        """Number of open calls, without calls of health, reflection and channelz."""
         return self._wrapper.num_active_calls
 
     async def start(self, address: str) -> int:
@@ -250,7 +250,7 @@ class FrontServer:
         calls meanwhile.
 
         When the gRPC core shuts down, it cancels all calls that no handler has received. Their
-        clients get CANCELLED, which must not be retried.
+        clients get CANCELLED, and must not retry a call with this status.
         """
         for _ in range(round(_MAX_LINGER_S / _QUIET_S)):
             num_calls = self._wrapper.num_calls

@@ -1,5 +1,5 @@
-"""The full names of the gRPC services and of their methods: Penstock's from the generated
-descriptors, and those of gRPC's own services."""
+"""The full names of the gRPC services and of their methods, for Penstock's services (from the
+generated descriptors) and for gRPC's own services."""
 
 from typing import Final
 

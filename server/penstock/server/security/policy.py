@@ -61,8 +61,7 @@ class StaticToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JwtPolicy:
-    """The rules by which JSON Web Tokens (RFC 7519) are accepted, and the claim that names the
-    tenant.
+    """The rules for accepting JSON Web Tokens (RFC 7519), and the claim that names the tenant.
 
     A token must be signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, and be
     issued by `issuer` for `audience`. It must be neither expired nor used before its start time,

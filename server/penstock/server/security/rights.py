@@ -18,7 +18,7 @@ class Right(enum.StrEnum):
         CANCEL: Make the call `Cancel`.
         MODELS: List and watch models, and use their tokenizers.
         LOAD_MODELS: Load and unload models and adapters, and set aliases of models.
-        INSPECT: Use gRPC reflection, and channelz, which returns the addresses of other callers.
+        INSPECT: Use gRPC reflection and channelz. channelz returns the addresses of other callers.
         OPERATIONS_READ: Read the statistics, the live requests of all tenants, and the flight
             record.
         OPERATIONS_WRITE: Drain the service, set log levels, take profiles, and write flight records

@@ -1,7 +1,7 @@
 """Provides the authenticator and the TLS files of one process, and reloads them when they change.
 
-The files are checked about once per second. Also enforces that a port which is reachable from the
-network requires credentials, unless a setting permits access without them.
+The files are checked about once per second. Also rejects settings with which a port is reachable
+from the network without credentials, unless another setting permits this.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Security:
         """Return the caller for a tenant sent by a proxy. `tenant` is NO_TENANT if the proxy sent
         none.
 
-        Its rights and maximum priorities are those of the policy file, or of ANONYMOUS without a
-        file.
+        The caller has the rights and maximum priorities that the policy file gives to the tenant.
+        Without a policy file it has the rights and maximum priorities of ANONYMOUS.
         """
         if self._limits_behind_proxy is None:
             return dataclasses.replace(ANONYMOUS, tenant=tenant)

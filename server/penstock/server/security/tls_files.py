@@ -1,8 +1,8 @@
 """Loads the certificate, the key and the client CA (certificate authority) of a service, and
 reloads them when their files change.
 
-Only files that match each other are used. Owns the TLS context of the metrics port, which uses
-Python's TLS. This port requires no client certificates, because health probes have none and
+Only files that match each other are used. Owns the TLS context of the metrics port, because this
+port uses Python's TLS. It requires no client certificates, because health probes have none and
 scrapers authenticate by a token.
 """
 
@@ -31,8 +31,8 @@ class TlsMaterial:
 
 
 class TlsFiles:
-    """The certificate, key and client CA named in a configuration, which must have TLS. The
-    constructor raises ValueError or OSError if they are invalid."""
+    """The certificate, key and client CA named in a configuration. The configuration must have TLS.
+    The constructor raises ValueError or OSError if the files are invalid."""
 
     def __init__(self, config: SecurityConfig) -> None:
         assert config.tls_cert is not None

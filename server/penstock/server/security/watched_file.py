@@ -1,7 +1,7 @@
 """Reads files that may be replaced while the service runs, and detects when they change.
 
 A change is detected by polling, because Kubernetes updates a mounted folder by replacing a symlink,
-which sends no notification. The content of the files is not interpreted here.
+and this sends no notification. The content of the files is not interpreted here.
 """
 
 from collections.abc import Sequence

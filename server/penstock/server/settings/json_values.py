@@ -62,7 +62,7 @@ class WrongKind(ValueError):
 
 def parse_json(text: str) -> Any:
     """Parse JSON. Raises ValueError for invalid JSON, for text that is nested too deep, and for a
-    duplicate key, which most parsers accept."""
+    duplicate key, although most parsers accept duplicate keys."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:

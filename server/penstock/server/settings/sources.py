@@ -242,7 +242,8 @@ def _read_json_or_file(text: str, spelling: str) -> tuple[Any, bool]:
 
 def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
     """Return the value in a file: TOML if `is_toml` or if the name ends in .toml, otherwise JSON.
-    Raises BadSetting, which names the setting and the file."""
+    Raises BadSetting, which names the setting and the file, if the file cannot be read or is
+    invalid."""
     is_toml = is_toml or _is_toml(path)
     form, parse = ("TOML", tomllib.loads) if is_toml else ("JSON", parse_json)
     try:

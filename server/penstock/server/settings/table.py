@@ -43,7 +43,7 @@ class Declared:
 
     @property
     def name(self) -> str:
-        """The name of the setting, by default that of its field."""
+        """The name of the setting, by default the name of its field."""
         return self.setting.name or self.path.rpartition(".")[2]
 
     @property
@@ -97,8 +97,8 @@ class Declared:
 
 @functools.cache
 def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
-    """Return the settings of a dataclass that have a group, and those of its nested dataclasses, in
-    the order of the fields. `prefix` is prepended to their paths."""
+    """Return the settings with a group of a dataclass and its nested dataclasses, in the order of
+    the fields. `prefix` is prepended to their paths."""
     found: list[Declared] = []
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, (inner, setting) in declarations(kind).items():

@@ -192,8 +192,8 @@ class _TemplateError(Exception):
 
 
 class _GenerationBlocks(Extension):
-    """Renders the bodies of `{% generation %}` blocks, which mark the model's answers for
-    training."""
+    """Renders the bodies of `{% generation %}` blocks. Templates mark the model's answers with
+    these blocks for training."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 
@@ -213,7 +213,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _functions(local_time: Callable[[], datetime]) -> dict[str, object]:
-    """Return the functions that templates may call in addition to those of Jinja."""
+    """Return the functions that templates may call in addition to Jinja's functions."""
 
     def raise_exception(message: object = "") -> None:
         raise _TemplateError(str(message))

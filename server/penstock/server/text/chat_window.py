@@ -1,7 +1,7 @@
 """Fits a long chat into a window of tokens: drops the oldest messages so that the others fit.
 
 Determines the position at which a chat is cut. The caller passes tokenizer and template as two
-functions, which work in steps (`tokenizer_pool.py`). The leading system and developer messages are
+functions; both work in steps (`tokenizer_pool.py`). The leading system and developer messages are
 never dropped.
 
 **The cut moves in large steps.** If each new message dropped only the excess, each prompt would
@@ -10,11 +10,12 @@ is cut to about half of the window, and keeps that start until it overflows agai
 state: the cuts are computed again from the first message, with the same result as before. The cut
 depends only on the chat, so it is the same on all servers.
 
-**Cost.** The cuts are computed from estimated lengths: the tokens of each message, which is encoded
-once, plus the template's tokens per message, measured on two short chats. The estimate is exact for
-templates that render all messages in the same way. The kept part is then rendered and encoded. If
-it does not fit in the window, the cuts are computed again for a smaller window. A chat of any
-length is thus encoded once message by message, and its kept part rarely more than once.
+**Cost.** The cuts are computed from estimated lengths. Each message is encoded once; its estimated
+length is its number of tokens plus the template's tokens per message, measured on two short chats.
+The estimate is exact for templates that render all messages in the same way. The kept part is then
+rendered and encoded. If it does not fit in the window, the cuts are computed again for a smaller
+window. A chat of any length is thus encoded once message by message, and its kept part rarely more
+than once.
 """
 
 from collections.abc import Callable, Sequence

@@ -68,8 +68,8 @@ class ControlTokens:
             self._is_control[token_id] = content != unknown
 
     def first_step_bytes(self, num_chars: int) -> int:
-        """Return the cost of the first step (see `Steps`) of encoding a text, which searches the
-        whole text and encodes its first slice.
+        """Return the cost of the first step (see `Steps`) of encoding a text. This step searches
+        the whole text and encodes its first slice.
 
         The cost is the number of bytes that can be encoded in the same time.
         """
@@ -135,9 +135,10 @@ class ControlTokens:
 
     @cached_property
     def _splitting_tokenizer(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer with one more step, which splits at the mark and drops it.
+        """A copy of the tokenizer with an additional step. The step splits the text at the mark and
+        drops the mark.
 
-        The step is the last one in pre-tokenisation, after added tokens were matched and the text
+        The step is the last step of pre-tokenisation, after added tokens were matched and the text
         was split into words, so that only the marked spelling is encoded differently. The copy
         shares the model and takes almost no memory.
         """

@@ -1,10 +1,10 @@
 """Converts token ids to text incrementally, without splitting a character.
 
 The text does not depend on how the ids are distributed over calls: the joined texts of a stream
-equal the result of `Detokenizer.decode` for all ids. The result equals that of the tokenizers
+equal the result of `Detokenizer.decode` for all ids. The result equals the result of the tokenizers
 library, with one deliberate exception. If a run of byte-fallback tokens is not valid UTF-8, the
-library replaces the whole run, including complete characters. Here complete characters, which may
-have been sent already, are kept, and only the invalid bytes become U+FFFD.
+library replaces the whole run, including complete characters. Here complete characters are kept,
+because they may have been sent already, and only the invalid bytes become U+FFFD.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Detokenizer:
     each token id.
 
     If the text of a token depends on neighbouring tokens, there is no table, and streams decode a
-    sliding window, which is several times slower.
+    sliding window. This is several times slower.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Detokenizer:
         vocab_size: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Build the table, which takes about 0.2 s for 128,000 tokens. It covers all ids of the
-        tokenizer and all ids below `vocab_size`."""
+        """Build the table. This takes about 0.2 s for 128,000 tokens. The table covers all ids of
+        the tokenizer and all ids below `vocab_size`."""
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
         self._table = build_token_table(

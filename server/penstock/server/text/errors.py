@@ -1,4 +1,4 @@
-"""Defines the exceptions of text processing, which do not depend on gRPC status codes."""
+"""Defines the exceptions of text processing. They do not depend on gRPC status codes."""
 
 
 class ModelFilesError(Exception):

@@ -24,8 +24,8 @@ class ModelFiles:
 
     Attributes:
         vocab_size: Number of logits of the model. Token ids that the model accepts are below it.
-        eos_ids: All ids that end an output, ascending: those of generation_config.json (otherwise
-            of config.json), and those of the tokenizer.
+        eos_ids: All ids that end an output, ascending: the ids in generation_config.json (or in
+            config.json if there are none), and the id of the tokenizer's end-of-sequence token.
         prepends_bos: True if the files of the tokenizer request a begin-of-sequence token that
             tokenizer.json does not add itself.
         special_tokens: Named special tokens for chat templates ("bos_token": "<s>").

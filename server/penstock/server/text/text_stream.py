@@ -19,8 +19,8 @@ class StopStrings:
     The stop string that is completed first is reported. If several end at the same character, the
     longest is reported. This is the automaton of Aho and Corasick ("Efficient string matching: an
     aid to bibliographic search", 1975). A state is the longest suffix of the text that starts a
-    stop string, so exactly as many characters as its depth must be held back. Building it takes
-    time linear in the total length of the strings.
+    stop string, so the number of characters to hold back is exactly the depth of the state.
+    Building it takes time linear in the total length of the strings.
     """
 
     __slots__ = ("depth", "fail", "find_start", "has_children", "match", "strings", "trie")
@@ -117,7 +117,7 @@ class StopMatcher:
         return text[:num_released], None
 
     def flush(self) -> str:
-        """Return the text held back, which is the start of a stop string that was not completed."""
+        """Return the text held back: the start of a stop string that was not completed."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -134,8 +134,8 @@ class TextDelta(NamedTuple):
     Attributes:
         text: The text that may be sent now. It may lag behind the tokens.
         num_tokens: Number of the added tokens that belong to the output: all of them, or if a stop
-            string was completed, those up to and including the token that completed it.
-        stop: The completed stop string, which is returned once; otherwise None.
+            string was completed, the tokens up to and including the token that completed it.
+        stop: The completed stop string; returned once, otherwise None.
     """
 
     text: str

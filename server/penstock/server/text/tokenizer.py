@@ -57,8 +57,8 @@ class TextAccount:
     """Counts the tokens created from the text of one request, for its tenant.
 
     If `is_bounded`, the text is rejected if too much text of the tenant is queued or being encoded.
-    `num_made` is the number of tokens created from it, including those that a window drops and
-    those of a rejected or cancelled text. `on_end` is called with the final number.
+    `num_made` is the number of tokens created from the text. It includes tokens that a window
+    drops, and tokens of a rejected or cancelled text. `on_end` is called with the final number.
     """
 
     tenant: str = ""

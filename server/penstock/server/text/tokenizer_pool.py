@@ -7,8 +7,8 @@ waiting and running work of a tenant is limited.
 
 Work on a text of more than `_LARGE_BYTES` bytes is large. If up to n > 1 steps may run at a time,
 at most n - 1 of them are large, so that small work does not wait for a large step. Large work has
-separate threads, whose operating-system priority is lower than that of the event loop and of small
-work. All accounting is done on the event loop.
+separate threads. Their operating-system priority is lower than the priority of the event loop and
+of small work. All accounting is done on the event loop.
 """
 
 import asyncio
@@ -220,7 +220,7 @@ class TokenizerPool:
 
 
 def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
-    """Return work with a single step of `num_bytes` bytes, which calls `task`."""
+    """Return work with a single step of `num_bytes` bytes. The step calls `task`."""
     yield num_bytes
     return task()
 

@@ -82,7 +82,7 @@ def bytes_of_tokens(tokens: Iterable[str]) -> list[bytes]:
     """Return the bytes of each token, as the ByteLevel decoder of the tokenizers library does.
 
     A token with a character outside the alphabet represents its UTF-8 bytes. All tokens are
-    translated in one string, which is several times faster than one by one.
+    translated in one string, because this is several times faster than one by one.
     """
     listed: Sequence[str] = list(tokens)
     odd = {index: token for index, token in enumerate(listed) if _SEPARATOR in token}

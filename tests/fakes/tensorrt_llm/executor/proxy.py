@@ -139,7 +139,7 @@ class GenerationExecutorProxy:
             AsyncQueue.notify_many(self.stats.queue.loop, [self.stats.queue])
 
     def _dispatch(self, responses: list[Response]) -> None:
-        """Put all responses into their queues, then set all events on one loop: that of the first
+        """Put all responses into their queues, then set all events on the event loop of the first
         response.
         """
         filled: list[AsyncQueue[Response]] = []

@@ -1,4 +1,4 @@
-"""Requests of a front that disconnects or reconnects. None runs twice, and those that no client
+"""Requests of a front that disconnects or reconnects. None runs twice, and requests that no client
 reads stay within limits.
 """
 

@@ -1,5 +1,5 @@
-"""Suspected requests run again one at a time, and those found responsible for a crash are rejected.
-Other requests do not wait for them.
+"""Suspected requests run again one at a time, and requests found responsible for a crash are
+rejected. Other requests do not wait for them.
 """
 
 from __future__ import annotations

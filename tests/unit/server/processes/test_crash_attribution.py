@@ -40,7 +40,7 @@ def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
 
 def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
     """Return the keys of the requests that are on probation after these engine deaths, and the keys
-    of those found responsible.
+    of the requests found responsible.
     """
     attribution = CrashAttribution(Clock())
     for death in deaths:

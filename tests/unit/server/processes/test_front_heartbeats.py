@@ -1,4 +1,4 @@
-"""The heartbeats of a front, with the lateness of its event loop on a simulated clock."""
+"""The heartbeats of a front, with its event loop lag on a simulated clock."""
 
 from __future__ import annotations
 

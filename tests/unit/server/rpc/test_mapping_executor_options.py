@@ -1,5 +1,5 @@
 """Options that only some executors support (constraint, adapter, retention): their limits, and the
-rejection of those that the executor lacks.
+rejection of options that the executor lacks.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Share:
 
 
 class Driver:
-    """Executes one run in one process. `requests`: those that this process sends. `clock` returns
-    seconds since the run's start, negative before it.
+    """Executes one run in one process. `requests`: the requests that this process sends. `clock`
+    returns seconds since the run's start, negative before it.
     """
 
     def __init__(

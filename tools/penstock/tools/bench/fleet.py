@@ -206,7 +206,7 @@ class Fleet:
         )
 
     async def _end(self) -> None:
-        """Close the pipes, which makes the processes exit; send SIGTERM to a process that has not
+        """Close the pipes, so that the processes exit. Send SIGTERM to a process that has not
         exited after 5 s, and SIGKILL after 5 s more.
         """
         for pipe in self._pipes:

@@ -28,8 +28,8 @@ class LatencyHistogram:
         return self._num
 
     def record(self, duration_s: float) -> None:
-        """Count one duration, in seconds. A negative duration, such as that of a request sent a
-        microsecond before it is due, counts as 0.
+        """Count one duration, in seconds. A negative duration, e.g. the lateness of a request sent
+        a microsecond before it is due, counts as 0.
         """
         duration_s = max(duration_s, 0.0)
         self._counts.record_value(round(min(duration_s, _MAX_S) * _UNITS_PER_S))

@@ -20,7 +20,7 @@ class FixedLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_tokens: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
+        """Raise ValueError, naming the field, if one is out of range."""
         _check_tokens("num_tokens", self.num_tokens)
 
     @property
@@ -40,7 +40,7 @@ class UniformLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_tokens: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
+        """Raise ValueError, naming the field, if one is out of range."""
         _check_tokens("min_tokens", self.min_tokens)
         _check_tokens("max_tokens", self.max_tokens)
         if self.min_tokens > self.max_tokens:
@@ -65,7 +65,7 @@ class LogNormalLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_tokens: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
+        """Raise ValueError, naming the field, if one is out of range."""
         _check_tokens("max_tokens", self.max_tokens)
         if not 1.0 <= self.mean_tokens <= self.max_tokens:
             raise ValueError(f"mean_tokens must be in 1 .. max_tokens, not {self.mean_tokens:g}")

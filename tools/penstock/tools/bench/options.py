@@ -137,7 +137,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
 
 def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "list[LoadPlan]":
     """Return one plan per rate or concurrency, or one plan that replays the trace. Their vocabulary
-    size is a placeholder, which `plans_for` replaces.
+    size is a placeholder; `plans_for` replaces it.
 
     `seed`: used if the flags give none. Raises UsageError for invalid flags or an invalid trace,
     BadSetting for an invalid setting, and OSError if the trace cannot be read.
@@ -201,7 +201,7 @@ def _lengths(option: str, text: str) -> Any:
 
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, ...]":
     """Return the requests of the trace, at most MAX_ROWS, with the flags' changes applied; for a
-    replay, only those that arrive before the end of the run. Their tenants are kept only if
+    replay, only requests that arrive before the end of the run. Their tenants are kept only if
     --tenant-metadata-key is given without --tenant. Empty without a trace. Raises UsageError for an
     invalid flag or trace or if no request is left, and OSError if the trace cannot be read.
     """

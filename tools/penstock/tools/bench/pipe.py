@@ -36,8 +36,8 @@ class Prepare(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Start(TaggedFrame, frozen=True, kw_only=True):
-    """A command to begin the prepared run when the monotonic clock, which all processes of a
-    machine share, is at `at_s`.
+    """A command to begin the prepared run when the monotonic clock is at `at_s`. All processes of a
+    machine share this clock.
     """
 
     at_s: float
@@ -49,7 +49,7 @@ class WorkerReady(TaggedFrame, frozen=True):
 
 class Unreachable(TaggedFrame, frozen=True, kw_only=True):
     """Reports that the process could not connect to the service; the process then exits. `code`:
-    the name of the gRPC status; the other fields are those of `Failure`.
+    the name of the gRPC status; the other fields have the same meaning as in `Failure`.
     """
 
     code: str

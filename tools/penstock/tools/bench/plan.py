@@ -38,7 +38,7 @@ class Arrivals(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """The options that are not part of one run's plan; each entry of `rates` or `concurrency` is
-    one run. Raises SettingError naming a field with too many entries.
+    one run. Raises SettingError, naming the field, if one has too many entries.
     """
 
     start_timeout_s: float = setting(
@@ -81,7 +81,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """The plan of one run. Raises ValueError naming the invalid field.
+    """The plan of one run. Raises ValueError, naming the field, if one is invalid.
 
     `rate_per_s` is set for POISSON and CONSTANT arrivals only, `concurrency` for CLOSED only.
     `rows`: the requests of the trace for REPLAY; with other arrivals, if given, their lengths are

@@ -38,9 +38,9 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     """Counts the requests of a run and measures their latencies. Times are seconds since the run's
     start.
 
-    Only requests due in the window are counted and measured, whenever they end. The numbers of
-    tokens are those of completed requests. `errors`: numbers of failed requests by gRPC status and
-    error reason. `last_due_s`, `last_completed_s`: the latest times at which a request was due, and
+    Only requests due in the window are counted and measured, whenever they end. Only tokens of
+    completed requests are counted. `errors`: numbers of failed requests by gRPC status and error
+    reason. `last_due_s`, `last_completed_s`: the latest times at which a request was due, and
     completed.
     """
 

@@ -282,7 +282,7 @@ def _sweep_table(
     figures: Sequence[LoadFigures], left_out: Collection[str] = ()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and one row per run, without the columns named in `left_out`; for a closed
-    loop, also without the offered rate, which it does not have.
+    loop, also without the offered rate, because it has none.
     """
     if figures[0].concurrency is not None:
         left_out = {*left_out, "offered/s"}

@@ -32,7 +32,8 @@ class SenderConfig:
     must not contain a secret, only the path of the token file.
 
     `is_multiplex`: all requests of a connection share one stream. `tls` None: plain text.
-    `server_name`: the name expected in the server's certificate, None for that of the address.
+    `server_name`: the name expected in the server's certificate; None: the host name in the
+    address.
     """
 
     address: str
@@ -55,13 +56,13 @@ class SenderConfig:
         }
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the invalid field."""
+        """Raise ValueError, naming the field, if one is invalid."""
         grpc_target(self.address)
         check(self)
 
 
 class ClientSender:
-    """Sends requests through the client, without retries, which would hide failures."""
+    """Sends requests through the client, without retries, because retries would hide failures."""
 
     def __init__(self, config: SenderConfig) -> None:
         options: dict[str, Any] = {"retry": NO_RETRY, **config.client_options()}

@@ -28,7 +28,7 @@ _REJECTED = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A candidate: the settings of its replicas and of the router in front of them. Raises
-    ValueError naming the field.
+    ValueError, naming the field, if one is invalid.
 
     `price`: the price of one replica, in any unit that all candidates share; None if unknown.
     """
@@ -57,8 +57,8 @@ def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]
 
     An object has a `name`, an optional `price`, and fields of SimulationConfig, SchedulerConfig and
     RoutingConfig, except `targets`, `scheduler` and `order`; `cost` is an object of coefficients.
-    Names must differ, and all candidates or none must have a price. Raises ValueError naming the
-    field.
+    Names must differ, and all candidates or none must have a price. Raises ValueError if `data` is
+    invalid; the error names the field, except for equal names.
     """
     if not isinstance(data, list) or not data:
         raise ValueError("must be an array of objects, at least one")

@@ -29,7 +29,7 @@ class LowerBound:
     Attributes:
         itl_p99_s: The p99, over all requests, of the shortest possible gap between two tokens of a
             request. The gap counts as 0 for a request with one output token, and for a request with
-            a deadline, which may end before its first gap.
+            a deadline, because it may end before its first gap.
         misses: Names of the targets that cannot be met, as in `ClusterResult`.
     """
 

@@ -32,7 +32,7 @@ plan.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
     """The window to plan for, the maximum number of replicas, and the requests per point of the
-    load curve. Raises SettingError naming the field.
+    load curve. Raises SettingError, naming the field, if one is invalid.
     """
 
     window_s: float = setting(
@@ -120,12 +120,12 @@ class ImpossibleCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The result of a capacity plan. `candidates`: the results of those simulated; `impossible`:
-    the others.
+    """The result of a capacity plan. `candidates`: the results of the candidates that were
+    simulated; `impossible`: the other candidates.
 
     `best` is the cheapest candidate that meets the target with at most `max_replicas` replicas;
-    without prices, the one with the fewest replicas; among equals, the first. None if no candidate
-    meets the target.
+    without prices, the candidate with the fewest replicas; among equal candidates, the first. None
+    if no candidate meets the target.
     """
 
     target: PlanTarget

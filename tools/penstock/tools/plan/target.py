@@ -15,7 +15,8 @@ P99 = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """The targets for the requests of the trace. Raises SettingError naming the field.
+    """The targets for the requests of the trace. Raises SettingError, naming the field, if one is
+    invalid.
 
     `ttft_p99_s`: TTFT is measured from arrival, and is infinite for a request without a token.
     `itl_p99_s`: a request with fewer than 100 gaps between tokens meets this target only if every

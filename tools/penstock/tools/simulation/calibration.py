@@ -2,12 +2,13 @@
 
 Input: JSON lines, each a `StepMeasure` (token counts and duration of one step). The fit minimises
 the squares of the relative residuals, so that long prefills do not dominate decode steps, over
-non-negative coefficients. The model has only four, so each of their 15 non-empty subsets is fitted,
-with the other coefficients 0, and the best fit is taken. Steps that took far longer than predicted
-(the first steps, pauses of the machine) are excluded and counted: those whose excess is above six
-robust standard deviations (three to six are usual: Huber and Ronchetti, *Robust Statistics*) and
-above half the predicted time. Finally all coefficients are scaled so that the predicted total time
-of the remaining steps equals the measured one, because throughput depends on the total time.
+non-negative coefficients. The model has only four coefficients, so each of their 15 non-empty
+subsets is fitted, with the other coefficients 0, and the best fit is taken. Steps that took far
+longer than predicted (the first steps, pauses of the machine) are excluded and counted: steps whose
+excess is above six robust standard deviations (three to six are usual: Huber and Ronchetti, *Robust
+Statistics*) and above half the predicted time. Finally all coefficients are scaled so that the
+predicted total time of the remaining steps equals the measured total time, because throughput
+depends on the total time.
 """
 
 import itertools
@@ -95,7 +96,7 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _check(step: StepMeasure) -> None:
-    """Raise ValueError, which names the field, for a number outside the valid range."""
+    """Raise ValueError, naming the field, if one is outside the valid range."""
     for name in ("num_prefill_tokens", "num_decodes", "num_context_tokens"):
         if not 0 <= getattr(step, name) <= _MAX_MEASURE:
             raise ValueError(f"{name} must be in 0 .. {_MAX_MEASURE}")
@@ -133,11 +134,11 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
 def _robust_fit(
     columns: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the coefficients, float64 [4], and which steps were fitted because they are not
-    outliers, bool [n].
+    """Return the coefficients, float64 [4], and for each step whether it was fitted, bool [n].
+    Outliers are not fitted.
 
     Every round minimises the squares of the residuals divided by the times that the previous round
-    predicted. The first round divides by the measured times, which reduces the effect of pauses.
+    predicted. The first round divides by the measured times, to reduce the effect of pauses.
     """
     expected = seconds
     is_kept = was_kept = np.ones(len(seconds), dtype=np.bool_)

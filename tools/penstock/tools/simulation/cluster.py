@@ -35,8 +35,8 @@ request of the trace, because all are advanced to its arrival.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Settings of a cluster: identical replicas behind a router. Raises SettingError naming the
-    field.
+    """Settings of a cluster: identical replicas behind a router. Raises SettingError, naming the
+    field, if one is invalid.
     """
 
     replica: SimulationConfig
@@ -55,9 +55,9 @@ class ClusterRun:
 
     Attributes:
         total: All requests in order of arrival, as if served by a single server, without memory
-            samples; its `wall_s` and `cpu_s` are those of the whole run.
-        replicas: The run of each replica that received requests; their `wall_s` and `cpu_s` are
-            also those of the whole run.
+            samples; its `wall_s` and `cpu_s` cover the whole run.
+        replicas: The run of each replica that received requests; their `wall_s` and `cpu_s` also
+            cover the whole run.
         numbers: For each entry of `replicas`, the replica's index in the cluster, from 0.
         routes: int64 [requests]; the index of each request's replica.
     """
@@ -75,7 +75,7 @@ def simulate_cluster(
     on_progress: Callable[[SimulationProgress], None] | None = None,
     router: Router | None = None,
 ) -> ClusterRun:
-    """Replay a trace, which must be in order of arrival, until every request has ended. Raises
+    """Replay a trace until every request has ended. The trace must be in order of arrival. Raises
     SimulationStuck.
 
     The trace is read as a stream. `on_progress` is called when requests arrive, at most twice per

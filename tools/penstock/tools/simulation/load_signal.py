@@ -24,9 +24,9 @@ class LoadSignal(enum.StrEnum):
 class LoadAccount:
     """The load of each replica as of `delay_s` seconds ago.
 
-    Requests sent since then are not counted yet, and those that ended since then still are, as in a
-    balancer that polls the replicas (on the effect of old information: Mitzenmacher, "How Useful Is
-    Old Information?", IEEE TPDS 2000).
+    Requests sent since then are not counted yet, and requests that ended since then are still
+    counted, as in a balancer that polls the replicas (on the effect of old information:
+    Mitzenmacher, "How Useful Is Old Information?", IEEE TPDS 2000).
     """
 
     def __init__(self, num_replicas: int, signal: LoadSignal, delay_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Adds and reads flags that `simulate` and `plan` share: those of traces and simulated servers.
+"""Adds and reads the flags that `simulate` and `plan` share: flags of traces and simulated servers.
 
 Most flags are generated from the settings of the simulation. The simulation package is imported
 only when a command runs.
@@ -106,8 +106,8 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
-    """Return the cost model of a step: the one given by the flags or, with --calibrate-from, one
-    fitted to measured steps, which is printed with its errors.
+    """Return the cost model of a step. Without --calibrate-from the flags give it. With
+    --calibrate-from it is fitted to measured steps, and printed with its errors.
 
     Raises BadSetting, CalibrationError, UsageError, OSError.
     """
@@ -140,8 +140,8 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
 def config_of(
     args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
 ) -> "SimulationConfig":
-    """Return the settings of one simulated server. `targets` None: those given by the flags, or the
-    defaults. Raises UsageError, BadSetting.
+    """Return the settings of one simulated server. `targets` None: the targets given by the flags,
+    or the default targets. Raises UsageError, BadSetting.
     """
     from penstock.scheduler.config import SchedulerConfig
     from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
@@ -230,7 +230,7 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
     """Return the requests of the trace that --trace or --synthetic gives. A trace file is read
-    while iterating, which may raise TraceError or OSError. Raises UsageError, OSError.
+    during the iteration; the iteration may raise TraceError or OSError. Raises UsageError, OSError.
     """
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
@@ -284,8 +284,8 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """Return the requests of a flight record; print their number and that of the omitted ones on
-    stderr. Raises UsageError, OSError.
+    """Return the requests of a flight record; print the numbers of returned and of omitted requests
+    on stderr. Raises UsageError, OSError.
     """
     from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace

@@ -98,8 +98,8 @@ class RunRecorder:
             self.samples.add(events.at_s, engine, num_held_back)
 
     def note_prefill(self, keys: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
-        """Add the numbers of prompt tokens that a step computes to those of the requests. `keys`
-        int64 [m]: distinct engine keys; `counts` int32 [m].
+        """Add the prompt tokens that a step computes to the totals of the requests. `keys` int64
+        [m]: distinct engine keys; `counts` int32 [m]: prompt tokens computed for each.
         """
         self.table.counts("num_prefill_tokens")[keys - 1] += counts
 
@@ -118,8 +118,8 @@ class RunRecorder:
         self._measure_gaps(index[order], times_s[order])
 
     def served_tokens(self) -> NDArray[np.int64]:
-        """Return the output tokens per time bin and tenant, int64 [bins, tenants], without those in
-        the buffer.
+        """Return the output tokens per time bin and tenant, int64 [bins, tenants], without the
+        tokens in the buffer.
         """
         served = np.zeros((len(self._served), len(self.table.tenants)), dtype=np.int64)
         served[:, : self._served.shape[1]] = self._served

@@ -66,7 +66,7 @@ class RouterKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    """How requests are distributed. Raises SettingError naming the field.
+    """How requests are distributed. Raises SettingError, naming the field, if one is invalid.
 
     `load_signal`, `load_signal_delay_s`: how a replica's load is measured (see `LoadAccount`); not
     used by ROUND_ROBIN. The fields after these two apply to PREFIX_AWARE only.
@@ -153,7 +153,7 @@ class LeastLoaded:
         self._least_recent = _LeastRecentlyChosen(num_replicas)
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """Return the index of the lowest of `loads`; of several, the one chosen longest ago."""
+        """Return the index of the lowest load; among equal loads, the index chosen longest ago."""
         del request
         least = min(loads)
         return self._least_recent.choose(i for i, load in enumerate(loads) if load == least)
@@ -164,8 +164,8 @@ class PrefixAware:
     longest prefix of the prompt; among equals, the one with the lowest load.
 
     A replica is overloaded if its load is above `factor` times the lowest load and more than
-    `slack` above it. Both thresholds are those of SGLang's cache-aware router, which ignores
-    prefixes for all requests if the maximum and the minimum load differ by that much. Here the
+    `slack` above it. SGLang's cache-aware router has the same two thresholds. It ignores prefixes
+    for all requests if the maximum and the minimum load differ by more than both. Here the
     thresholds apply to each replica separately, as in consistent hashing with bounded loads
     (Mirrokni, Thorup and Zadimoghaddam, SODA 2018), so that one overloaded replica does not disable
     prefix routing for the others.

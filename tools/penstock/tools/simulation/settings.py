@@ -46,8 +46,8 @@ class BatchingPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """The settings of one simulated server. Raises SettingError naming the field, also if a value
-    is not valid for the engine.
+    """The settings of one simulated server. Raises SettingError, naming the field, if one is
+    invalid here or for the engine.
 
     The upper bounds of the settings reject values that would exhaust memory.
 

@@ -61,7 +61,7 @@ def simulate(
     config: SimulationConfig,
     on_progress: Callable[[SimulationProgress], None] | None = None,
 ) -> SimulationRun:
-    """Replay a trace, which must be in order of arrival, until every request has ended. Raises
+    """Replay a trace until every request has ended. The trace must be in order of arrival. Raises
     SimulationStuck.
 
     The trace is read as a stream. `on_progress` is called when requests arrive, at most twice per

@@ -199,7 +199,7 @@ def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
     """Return three shares: the time-weighted mean and the maximum of the share of blocks in use,
-    and the time-weighted share of empty token slots among those of used blocks.
+    and the time-weighted share of empty token slots in the used blocks.
 
     All are NaN without two samples at different times; the third is also NaN if no block was used.
     """
@@ -306,8 +306,8 @@ def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
 def served_ratio(
     table: RequestColumns, service: NDArray[np.float64], timeline_bin_s: float
 ) -> float | None:
-    """Return the service of the tenant that received most, divided by that of the tenant that
-    received least, over the time bins at whose start and end every tenant had requests waiting.
+    """Return the highest total service of a tenant divided by the lowest. The totals include only
+    time bins at whose start and end every tenant had requests waiting.
 
     `service` float64 [bins, tenants]: see `tenant_service`. 1: equal service; infinite: a tenant
     got no service. None with fewer than two tenants, or without such a bin.

@@ -1,6 +1,6 @@
 """Generates synthetic traffic: random arrivals, tenants and lengths.
 
-The same settings, which include the seed, give the same trace.
+The same settings, including the seed, give the same trace.
 """
 
 import enum
@@ -40,7 +40,9 @@ class ArrivalProcess(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantShare:
-    """A tenant and its relative share of the requests. Raises ValueError naming the field."""
+    """A tenant and its relative share of the requests. Raises ValueError, naming the field, if one
+    is invalid.
+    """
 
     name: str
     share: float = 1.0
@@ -55,7 +57,7 @@ class TenantShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticConfig:
-    """Settings of a synthetic trace. Raises ValueError naming the field.
+    """Settings of a synthetic trace. Raises ValueError, naming the field, if one is invalid.
 
     Lengths are lognormal and clipped to 1 .. `max_..._tokens`: `mean_..._tokens` is the mean before
     clipping, `..._sigma` the standard deviation of the logarithm (0: always the mean).

@@ -20,7 +20,7 @@ from penstock.tools.simulation.trace_formats import check_unique
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformConfig:
-    """Changes to a trace. Raises SettingError naming the field.
+    """Changes to a trace. Raises SettingError, naming the field, if one is invalid.
 
     `load`: factor by which the arrival rate is multiplied. `start_s`, `end_s`: the window, as times
     in the trace; `start_s` becomes time 0. `tenants`: if given, each request is assigned to one of
@@ -72,8 +72,8 @@ class TransformConfig:
 
 
 def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Iterator[TraceRequest]:
-    """Yield the requests of the trace, which must be in order of arrival, with the changes applied.
-    If a request has a deadline already, the earlier one is kept.
+    """Yield the requests of the trace with the changes applied. The trace must be in order of
+    arrival. If a request already has a deadline, the earlier deadline is kept.
 
     Raises SettingError if `load` is so low that a request would arrive after MAX_ARRIVAL_S.
     """

@@ -2,7 +2,7 @@
 
 The prefill is read from the batch, because the engine's events do not report how much was computed
 for a request that fails. Token values are not used, so every token is 0; the base class computes
-them with hashes, which would take an eighth of the time of a run. If a request may end before its
+them with hashes; this would take an eighth of the time of a run. If a request may end before its
 `max_tokens`, this executor ends it at its output length with a stop result, so that the scheduler
 has no more information in advance than with a real model.
 """

@@ -14,7 +14,7 @@ first use.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """A check of one property of a service. `run` returns one line with what it observed, or raises
-    CheckFailed, CheckSkipped or the error of a call, which counts as a failure.
+    CheckFailed, CheckSkipped or the error of a call. The error of a call counts as a failure.
 
     `feature`: the field of ModelFeatures that the check requires; if the model lacks the feature,
     the check is skipped. None: no feature is required. `needs_model`: the check is skipped if the

@@ -33,9 +33,9 @@ _MAX_TEXT_PROMPT_TOKENS = 32
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A service under verification. `concurrency`: number of streams in the checks under load,
-    which write their results to `figures`. `is_prefix_reuse_off`: prefix caching is disabled by the
-    service's options.
+    """A service under verification. `concurrency`: number of streams in the checks under load.
+    These checks write their results to `figures`. `is_prefix_reuse_off`: prefix caching is disabled
+    by the service's options.
 
     `open_channel`: opens a channel and returns it with the metadata to send, for methods that the
     client does not support; None: a plain-text channel without metadata is to be used.
@@ -63,7 +63,7 @@ class Subject:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary, which all token ids are below; 2 if it is not published."""
+        """Size of the vocabulary; all token ids are lower. 2 if the size is not published."""
         return self.model.limits.vocab_size or 2
 
     def clamp_output_tokens(self, num_tokens: int) -> int:
@@ -147,8 +147,8 @@ class Subject:
         transcript: Transcript,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[AsyncGenerator[Event, None], None]:
-        """Yield the events of a request, which are also added to `transcript`; leaving the block
-        cancels the request.
+        """Provide the events of a request, and add them to `transcript`. Leaving the block cancels
+        the request.
         """
         events = self.client.generate(
             self.prompt() if prompt is None else prompt, deadline_s=CALL_DEADLINE_S, **options

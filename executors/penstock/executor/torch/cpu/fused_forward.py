@@ -133,8 +133,9 @@ class CpuFusedForward:
     def _finish_layer(
         self, layer: "_AttendedLayer", residual: Tensor, qkv: Tensor, normed: Tensor
     ) -> Tensor:
-        """Run attention, whose output is added to `residual`, then the feed-forward part; return
-        its output, not yet added. Changes the queries in `qkv`, and `normed`.
+        """Run attention and add its output to `residual`, then run the feed-forward part; return
+        the output of the feed-forward part, not yet added. Changes the queries in `qkv`, and
+        `normed`.
         """
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(

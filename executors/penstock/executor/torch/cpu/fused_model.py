@@ -170,7 +170,7 @@ def num_packed_bytes(model: FusedModel) -> int:
 
 
 def _release(layer: LayerTree) -> None:
-    """Free the modules' unpacked weights of a layer, which the fused step does not need."""
+    """Free the unpacked weights of a layer's modules, because the fused step does not need them."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
         linear.weight.data = freed_weight(linear.weight.detach())
 

@@ -87,10 +87,11 @@ class Kernels(Protocol):
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> LayerAttention:
-        """Return the attention of one layer over `pages`, which `KVPages.layer` returned.
+        """Return the attention operators of one layer, bound to its KV `pages` (see
+        `KVPages.layer`). Does not compute attention.
 
-        `dtype`: the format of the queries, None for that of the pages. `num_heads`: query heads.
-        See `Scoring` for the other arguments.
+        `dtype`: the format of the queries; None: the format of the pages. `num_heads`: number of
+        query heads. See `Scoring` for the other arguments.
         """
         ...
 

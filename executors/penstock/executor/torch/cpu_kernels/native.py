@@ -1,6 +1,6 @@
-"""The compiled kernels, called through ctypes (which releases the GIL).
+"""The compiled kernels, called through ctypes, so that the GIL is released.
 
-Contains the ctypes mirror of kernels.h and the argument checks, which the C code does not repeat:
+Contains the ctypes mirror of kernels.h, and checks the arguments because the C code does not:
 methods raise ValueError for tensors that do not fit, and MemoryError if a kernel runs out of
 memory.
 """
@@ -177,7 +177,7 @@ class NativeKernels:
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> "NativeLayer":
-        """Return the attention of one layer over its pages: see `Kernels.layer`."""
+        """Return the attention operators of a layer, bound to its KV pages; see `Kernels.layer`."""
         dtype = dtype or pages.dtype
         functions = self._attend, self._write, self._rotate_and_write
         sinks = None if sinks is None else sinks.detach().float().contiguous()

@@ -1,7 +1,7 @@
 """Runs all layers of a decoder in one call of the compiled kernels.
 
-Contains the ctypes mirror of the structures in layers.c, and the buffers between operators, which
-every step reuses.
+Contains the ctypes mirror of the structures in layers.c, and the buffers between operators. Every
+step reuses these buffers.
 """
 
 import ctypes
@@ -54,8 +54,8 @@ class _CActivations(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecoderLayer:
-    """The weights and the attention of one layer. The norm weights are [hidden]; those of query and
-    key are [head size] or None.
+    """The weights and the attention of one layer. `input_norm` and `output_norm` are [hidden];
+    `query_norm` and `key_norm` are [head size] or None.
     """
 
     attention: NativeLayer
@@ -130,7 +130,7 @@ class NativeDecoder:
         )
 
     def run(self, rows: StepRows, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all layers over residual [tokens, hidden], which changes in place.
+        """Run all layers over `residual` [tokens, hidden]; change it in place.
 
         Return the last layer's output, not yet added to the residual, and its queries, keys and
         values [tokens, elements]. Both tensors are valid until the next call. Raises ValueError for

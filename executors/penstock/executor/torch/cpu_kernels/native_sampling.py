@@ -46,8 +46,8 @@ def can_sample(logits: Tensor) -> bool:
 
 
 def choose_greatest(logits: Tensor) -> Chosen:
-    """Return, for every row, the lowest token id among those with the greatest logit. Requires
-    `can_sample`.
+    """Return, for every row, the token id with the greatest logit, the lowest id among equal
+    logits. Requires `can_sample`.
     """
     chosen = _empty_choice(len(logits))
     kernels, _ = _loaded()

@@ -37,7 +37,7 @@ class PlainKernels:
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> "PlainLayer":
-        """Return the attention of one layer over its pages: see `Kernels.layer`."""
+        """Return the attention operators of a layer, bound to its KV pages; see `Kernels.layer`."""
         del dtype
         return PlainLayer(pages, num_heads, scaling, window, softcap, sinks)
 

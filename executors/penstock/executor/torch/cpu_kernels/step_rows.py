@@ -62,7 +62,7 @@ class StepRows:
         slots: Int32s,
         block_table: Int32s,
     ) -> None:
-        """Set the arrays of a step, which the kernels read in place until the next `set`. Raises
+        """Set the arrays of a step. The kernels read them in place until the next `set`. Raises
         ValueError for an array that is not contiguous int32.
         """
         self.first_tokens, self.counts = first_tokens, num_tokens

@@ -75,7 +75,7 @@ class DecodeGraphs:
         return len(self._forwards) + len(self._samplings)
 
     def run(self, batch: Batch, staging: RowStaging, variant: Variant) -> DeviceSamples:
-        """Queue a step of decodes; return its results, which are on the device and valid until the
+        """Queue a step of decodes; return its results. They are on the device and valid until the
         next step.
         """
         num_rows = batch.num_rows

@@ -24,7 +24,7 @@ class Mark(Protocol):
 
 
 class Replayable(Protocol):
-    """Captured work, which can be queued again."""
+    """Captured work that can be queued any number of times."""
 
     def replay(self) -> None:
         """Queue the captured work again, on the same memory."""

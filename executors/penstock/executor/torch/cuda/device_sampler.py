@@ -5,10 +5,10 @@ a step. Options are copied to the device when a request is admitted; a step copi
 can be captured in a CUDA graph.
 
 A token depends only on its row's logits and mask, its position, and its request's options (with the
-seed) and earlier tokens. Random numbers are those of `counter_random`, bit for bit. The order of
-summation and the rounding of exp differ from those on a CPU: a sampled token equals the one on a
-CPU unless its random number or a truncation threshold is within the rounding error (about 1e-6 of
-the mass) of a boundary.
+seed) and earlier tokens. Random numbers are bit-identical to the random numbers of
+`counter_random`. The order of summation and the rounding of exp differ from the CPU sampler: both
+samplers choose the same token unless its random number or a truncation threshold is within the
+rounding error (about 1e-6 of the mass) of a boundary.
 """
 
 import enum
@@ -67,9 +67,9 @@ class DeviceSamples:
     """The results on the device, valid until the next `sample`.
 
     `rows` int32 [m, 4]: the token; 1 if the logits were finite; the bits of the token's log
-    probability (float32); the token's rank. The last two are undefined unless requested. `tops`
-    int32 [m, 2, MAX_TOP]: the ids of the most likely tokens, and the bits of their log
-    probabilities, as many as requested; the rest is undefined.
+    probability (float32); the token's rank. Log probability and rank are undefined unless
+    requested. `tops` int32 [m, 2, MAX_TOP]: the ids of the most likely tokens, and the bits of
+    their log probabilities. Entries beyond the requested number are undefined.
     """
 
     rows: Tensor
@@ -134,7 +134,7 @@ class DeviceSampler:
         return ""
 
     def update(self, batch: Batch, rules: SlotRules) -> None:
-        """Copy the options of newly admitted requests to the device; those in `rules.rejections`
+        """Copy the options of newly admitted requests to the device; requests in `rules.rejections`
         get greedy sampling. Call it after `rules.update`.
         """
         admitted = [request for request in batch.admitted if request.slot >= 0]
@@ -182,13 +182,13 @@ class DeviceSampler:
         variant: Variant,
         masks: TokenMasks | None = None,
     ) -> DeviceSamples:
-        """Choose a token for each row, and store it in `last_tokens`; return the results, which are
-        on the device.
+        """Choose a token for each row, and store it in `last_tokens`; return the results on the
+        device.
 
-        `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m]: a row's position
-        is that of the token to sample. `last_tokens` int32 [2 * (slots + 1)]: the token of position
-        p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the previous
-        token. `masks` are applied only by Variant.FULL.
+        `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m]: slot of each
+        row, and position of the token to sample. `last_tokens` int32 [2 * (slots + 1)]: the token
+        of position p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the
+        previous token. `masks` are applied only by Variant.FULL.
         """
         num_rows = len(logits)
         is_full = variant is Variant.FULL
@@ -268,7 +268,7 @@ class DeviceSampler:
         self._bias_values[slot, : len(tokens)].copy_(self._staged(sums), non_blocking=True)
 
     def _stage_counts(self, requests: list[Request]) -> None:
-        """Replace the token counts of the requests' slots by those of their prompts and outputs."""
+        """Count the tokens of the requests' prompts and outputs; replace their slots' counts."""
         slots = np.array([request.slot for request in requests], dtype=np.int64)
         places: list[Ints] = []
         values: list[NDArray[np.int16]] = []

@@ -90,8 +90,8 @@ class DeviceStep:
     the reasons. `mark`: the end of the step in the device's queue.
 
     `token_flags` bool [tokens] on the host: whether each token's keys and values are finite; None
-    if every token's logits are sampled, which are checked instead. `token_ends` [rows]: the end of
-    each row in `token_flags`.
+    if every token's logits are sampled; then the logits are checked instead. `token_ends` [rows]:
+    the end of each row in `token_flags`.
     """
 
     slots: NDArray[np.int32]

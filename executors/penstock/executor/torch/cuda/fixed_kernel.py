@@ -1,6 +1,6 @@
 """Launches a Triton kernel with fixed constants, bypassing Triton's launcher.
 
-Triton's launcher inspects every argument and option at each launch, which takes several times the
+Triton's launcher inspects every argument and option at each launch. This takes several times the
 host time of a direct launch of the compiled kernel. A step that is not captured in a CUDA graph has
 hundreds of launches.
 """

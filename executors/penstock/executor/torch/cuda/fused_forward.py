@@ -63,7 +63,7 @@ def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedHidden:
     """The output of a packed step's layers, before the LM head: the `residual` of each token, and
-    `added`, the last layer's output, which is not yet added to it.
+    `added`, the last layer's output, not yet added to `residual`.
 
     `qkv` [tokens, elements]: queries, keys and values of the last layer, before rotation.
     """

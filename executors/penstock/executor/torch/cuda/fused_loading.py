@@ -300,7 +300,7 @@ def _step_bytes(
     weights and pages.
 
     The graphs have their own memory: logits, and the other tensors of a step of `max_num_seqs`
-    tokens, whose size is proportional to the number of tokens.
+    tokens. The size of the other tensors is proportional to the number of tokens.
     """
     budget = config.max_step_tokens
     built, _ = _build(config, model, parts, queue, 1, served_length(config, model))

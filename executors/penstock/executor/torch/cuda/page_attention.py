@@ -132,9 +132,9 @@ class PageAttention:
         rows: int,
         tile: DecodeTile,
     ) -> None:
-        """Write keys and values of the first `rows` rows of `qkv`, which are single tokens, to the
-        pages; compute their attention into `out`. `index`: index of the layer. `qkv` and `out` have
-        the shapes given at `decode_attention`; `staged` as in `embed_rows`.
+        """Write keys and values of the first `rows` rows of `qkv`, one token each, to the pages;
+        compute their attention into `out`. `index`: index of the layer. `qkv` and `out` have the
+        shapes given at `decode_attention`; `staged` as in `embed_rows`.
         """
         layout, table = self.layout, self._table
         key = (tile, layer.window > 0, layer.query_norm is not None)
@@ -176,8 +176,8 @@ class PageAttention:
         scratch: Scratch,
     ) -> None:
         """Write keys and values of the packed tokens of `chunks` to the pages; compute their
-        attention into `out`. The parameters are those of `decode`; `scratch` provides the buffer of
-        the rotated queries.
+        attention into `out`. Parameters as in `decode`; `scratch` provides the buffer of the
+        rotated queries.
         """
         layout, table = self.layout, self._table
         shape = (qkv.shape[0], layout.num_query_elements)

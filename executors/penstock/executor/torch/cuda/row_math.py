@@ -55,8 +55,8 @@ class RowMath:
     """Launches the norms, projections and activations of one model. `is_fp8`: the layers' weights
     are in fp8.
 
-    Results, except those of products with 8-bit rows, are stored in `scratch` and valid until the
-    next call of the same operation, or of `project` with the same name.
+    Results are stored in `scratch`, and are valid until the next call of the same operation, or of
+    `project` with the same name. Products with 8-bit rows are new tensors instead.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class RowMath:
         """Return `rows` multiplied by the weight of `projection`; scales and bias may still have to
         be applied (see `Product`).
 
-        `name`: name of the result's buffer in `scratch`; unused for 8-bit rows, whose result is a
-        new tensor.
+        `name`: name of the result's buffer in `scratch`; unused for 8-bit rows, because their
+        result is a new tensor.
         """
         if rows.scales is None:
             shape = (rows.values.shape[0], projection.weight.shape[0])

@@ -57,8 +57,8 @@ class RowStaging:
     """One set of pinned memory, used by one step until its result is collected.
 
     `scratch`: slot and block of padding rows. `num_packed`: number of int32 elements to allocate
-    for packed steps, see `packed_size`. A larger step allocates pinned memory, which may block on
-    queued work.
+    for packed steps, see `packed_size`. A larger step allocates pinned memory; the allocation may
+    wait for queued work.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ def _aligned(count: int) -> int:
 
 def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
     """Fill `rows` int32 [4, count] (slot, position, token id, block) from the first `count` rows of
-    the batch, which are decodes.
+    the batch. These rows must be decodes.
 
     The token id is DRAWN if only the device has the token.
     """
@@ -253,8 +253,9 @@ def _tiles(counts: Ints, starts: Ints, tokens_per_tile: int) -> tuple[Ints, Ints
 def _table_entries_before_chunks(
     batch: Batch, slots: Ints, width: int
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the flat indices of the block table entries before each chunk, and the blocks in these
-    entries. They must be copied, because the device's table lacks those of prefix cache hits.
+    """Return the block table entries before each chunk: their flat indices in the device's table,
+    and their blocks. They must be copied to the device's table, because it lacks the entries of
+    prefix cache hits.
 
     `slots`: the slots in which the step runs.
     """

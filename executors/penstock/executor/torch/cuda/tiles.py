@@ -1,6 +1,6 @@
 """Tile sizes of the kernels, with the numbers of warps, pipeline stages and splits.
 
-They were tuned by benchmark on an H200, except that of a long row in fp8, tuned on an H100
+They were tuned by benchmark on an H200, except the tile of a long row in fp8, tuned on an H100
 (docs/gpu.md). They depend on the shape of heads, the rows of a step and the precision; there is no
 autotuning at run time.
 """
@@ -106,7 +106,8 @@ def decode_tile(
     """Return the tile of decode attention: enough programs to fill the device, with few splits when
     the rows alone fill it.
 
-    `is_fp8`: pages in 8 bits, whose conversion dominates; many programs of one warp are fastest.
+    `is_fp8`: the pages are in 8 bits. Their conversion dominates, so many programs of one warp are
+    fastest.
     """
     pairs = rows * kv_heads
     if is_fp8 and head_dim <= 128 and pairs >= (32 if is_long else 33):
@@ -135,7 +136,7 @@ def decode_tile(
 
 
 def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
-    """Return the tile of chunk attention, which is the same for all chunks of a model."""
+    """Return the tile of chunk attention; it is the same for all chunks of a model."""
     least_rows = max(16, 1 << (group - 1).bit_length())
     if dtype == torch.float32 or head_dim > 128:
         return ChunkTile(rows=max(32, least_rows), keys=32, warps=4, stages=1)

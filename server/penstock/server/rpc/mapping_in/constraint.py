@@ -422,8 +422,8 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_beyond_unicode(text: str) -> bool:
-    """Return True if the text has an escape for a code point above U+10FFFF, which a grammar
-    compiler may convert to an empty character class."""
+    """Return True if the text has an escape for a code point above U+10FFFF. A grammar compiler may
+    convert such an escape to an empty character class."""
     for found in _CODE_POINT_ESCAPE.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
         if len(digits) > _MAX_DIGITS or int(digits or "0", 16) > sys.maxunicode:

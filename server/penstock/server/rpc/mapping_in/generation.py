@@ -107,7 +107,8 @@ def read_generation(
     ceilings: PriorityCeilings = NO_CEILINGS,
     trace_id: bytes = b"",
 ) -> GenerationSpec:
-    """Return the validated request. `tenant` and `trace_id` are those of the call.
+    """Return the validated request. `tenant` and `trace_id` are the tenant and the trace id of the
+    call.
 
     Priorities above `ceilings` are lowered to them. Raises RequestError: MODEL_NOT_FOUND,
     ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with all violations, or

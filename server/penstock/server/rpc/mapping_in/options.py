@@ -1,6 +1,6 @@
 """Reads the options of a request: sampling, stopping, output, cache, adapter and resume.
 
-For each group of the API there is one function, which records all invalid fields and returns the
+For each group of the API there is one function. It records all invalid fields and returns the
 validated options.
 """
 
@@ -233,7 +233,7 @@ def _stop_token_ids(
 def read_output(
     options: OutputOptions, sampling: SamplingParams, limits: Limits, violations: Violations
 ) -> Output:
-    """Return the output options. The numbers of logprobs are those in `sampling`."""
+    """Return the output options. The numbers of logprobs are copied from `sampling`."""
     return Output(
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,

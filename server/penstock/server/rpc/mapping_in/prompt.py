@@ -83,7 +83,8 @@ def token_input(
 ) -> TokenInput | LongTokenInput:
     """Return token ids as a prompt. Records a violation for each id outside the vocabulary.
 
-    More than IDS_AT_ONCE ids become a `LongTokenInput`, whose ids are converted and checked later.
+    If there are more than IDS_AT_ONCE ids, returns a `LongTokenInput`: its ids are converted and
+    checked later.
     """
     if len(ids) > IDS_AT_ONCE:
         convert = functools.partial(_long_ids, ids, path, limits)

@@ -62,8 +62,8 @@ class Violations:
     def require_feature(
         self, feature: str, path: str, *, is_supported: bool, executor: str = ""
     ) -> None:
-        """Unless `is_supported`, record that `feature`, which the field at `path` needs, is
-        missing. Only the first missing feature is reported.
+        """Unless `is_supported`, record that `feature` is missing. `path` is the path of the field
+        that needs it. Only the first missing feature is reported.
 
         `executor` is the name of the executor if the feature depends on the executor, otherwise
         empty.

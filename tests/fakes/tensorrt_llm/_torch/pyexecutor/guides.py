@@ -120,7 +120,7 @@ def _require_short(num_chars: int) -> None:
 
 
 class TokenGuide:
-    """Determines which tokens may follow those generated so far."""
+    """Determines which tokens may follow the tokens generated so far."""
 
     def __init__(self, texts: Sequence[Sequence[int]], end_id: int) -> None:
         self._texts = [list(text) for text in texts]

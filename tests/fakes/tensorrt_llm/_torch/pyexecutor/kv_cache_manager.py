@@ -2,7 +2,7 @@
 are needed.
 
 Only whole pages are reused; the real pool can also copy parts. A page that no request holds is free
-although its content may still be found. Free pages without content are taken first, then those
+although its content may still be found. Free pages without content are taken first, then the pages
 released longest ago.
 """
 

@@ -15,7 +15,7 @@ Logprobs = dict[int, tuple[float, int]]
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended; the values are those of the real package's C++ binding."""
+    """Why a sequence ended; the values are the same as in the real package's C++ binding."""
 
     NOT_FINISHED = 0
     END_ID = 1

@@ -1,5 +1,6 @@
-"""What a process writes to stderr after any fault. The tests start real processes, as the hooks are
-global.
+"""An exception is logged with its type, never with its message: the message may contain a prompt.
+The tests start real processes, because the exception hooks (`sys.excepthook`,
+`threading.excepthook`, `sys.unraisablehook`) are global to a process.
 """
 
 from __future__ import annotations

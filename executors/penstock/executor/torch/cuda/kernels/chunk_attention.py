@@ -38,8 +38,8 @@ def rotate_and_write(
 ):
     """Normalise (`has_norm`) and rotate queries and keys of the tokens from `first_token` on: write
     the queries to [tokens, heads, dim], keys and values to the pages. `staged` as in `embed_rows`.
-    `has_scales`: keys and values are divided by `page_scales` [2, kv_heads], queries multiplied by
-    those of the keys.
+    `has_scales`: keys and values are divided by `page_scales` [2, kv_heads], queries are multiplied
+    by the scales of the keys.
     """
     token = first_token + tl.program_id(0)
     head = tl.program_id(1)

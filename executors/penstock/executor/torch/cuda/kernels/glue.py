@@ -74,7 +74,7 @@ def add_norm(
     """Compute residual += added (if `has_added`) and out = RMSNorm(residual) * weight, with sums in
     float32.
 
-    `has_scales`: `added` is an 8-bit product, whose scales and `bias` must still be applied.
+    `has_scales`: `added` is an 8-bit product; its scales and `bias` must still be applied.
     `is_quantised`: out is e4m3 with `out_scales` [rows].
     """
     row = tl.program_id(0).to(tl.int64)

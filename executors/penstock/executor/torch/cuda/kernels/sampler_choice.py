@@ -3,15 +3,15 @@ finds candidates; then chooses a token for every row.
 
 `sampler_scores` contains the tables and the first launch.
 
-The truncations are thresholds on the score, which keep ties: top-k first, then top-p on the tokens
-that top-k kept, then min-p, as in `inverse_cdf`. A token is drawn by cumulative weight in order of
-token id.
+The truncations are thresholds on the score and therefore keep ties: top-k first, then top-p on the
+tokens that top-k kept, then min-p, as in `inverse_cdf`. A token is drawn by cumulative weight in
+order of token id.
 
-Five launches follow that of `score_chunks`. `bound_candidates` computes a lower bound from the
-maxima of small parts, such that enough scores of the row reach it. `list_candidates` stores the
+Five launches follow the launch of `score_chunks`. `bound_candidates` computes a lower bound from
+the maxima of small parts, such that enough scores of the row reach it. `list_candidates` stores the
 candidates, chunk by chunk. `choose_listed` chooses among them. Rows for which the candidates do not
 suffice (a flat distribution with top-p, a top-k of hundreds, very many ties) are handled by
-`choose_searched`, which searches the whole row. `note_logprobs` adds log probabilities.
+`choose_searched`: it searches the whole row. `note_logprobs` adds log probabilities.
 """
 
 import triton
@@ -93,8 +93,8 @@ def list_candidates(
     slots, table, work, part_maxima, bounds, listed_scores, listed_tokens, listed_counts,
     vocab_size, num_chunks: tl.constexpr,
 ):  # fmt: skip
-    """Store one chunk's candidates in order of token id, at most LISTED, and their number,
-    including those that do not fit.
+    """Store one chunk's candidates, at most LISTED, in order of token id. Also store the number of
+    candidates, including candidates that do not fit.
     """
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)

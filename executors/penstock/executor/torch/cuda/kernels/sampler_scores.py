@@ -4,7 +4,7 @@
 banned stop ids, then a mask), and stores the best score and the probability mass of each chunk.
 `choose_plain` then chooses the row's token: the best one, or the one at the row's random number in
 the cumulative weights. In steps with other options than a temperature, the launches of
-`sampler_choice` replace that of `choose_plain`.
+`sampler_choice` replace the launch of `choose_plain`.
 
 The constants below give the layout of a row of `table`, in words. Float32 values are stored as
 their bits.
@@ -137,7 +137,7 @@ def _masked(score, mask, at, limit):
 def is_worked_row(table, slot, position):
     """Return whether a row's options require that its scores are stored in `work`, in float32:
     penalties, truncation, log probabilities, biases or banned stop ids. The scores of a row with a
-    mask are stored too, which the callers check separately.
+    mask are stored too; the callers check for a mask separately.
     """
     is_banned = position < word(table, slot, MIN_TOTAL)
     return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_banned

@@ -34,7 +34,7 @@ def _mixed(value):
 @triton.jit
 def uniform(seed, position):
     """Return a random float64 in [0, 1) that depends only on `seed` (its bits as int64) and
-    `position`. It is bit-identical to that of `counter_random.uniforms`.
+    `position`. It is bit-identical to the result of `counter_random.uniforms`.
     """
     counter = (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     bits = _mixed(_mixed(seed.to(tl.uint64, bitcast=True)) + counter) >> 11
