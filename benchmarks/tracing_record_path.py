@@ -167,7 +167,7 @@ async def _batch_us(
         calls.describe(account, message, is_stream=True)
     edges_ns.append(time.thread_time_ns())
     for account, request in zip(accounts, requests, strict=True):
-        account.live = request
+        account.request = request
         front.now_s = request.arrival_s + 0.091
         calls.close(account, _OK)
     edges_ns.append(time.thread_time_ns())
@@ -180,7 +180,7 @@ async def _batch_us(
 async def _measured(path: Path, num_batches: int) -> RecordPath:
     """Return the costs, measured with records sent to the reader at the socket `path`."""
     exporter = Exporter(
-        path, Hello(front_id=1, pid=1), live_views=lambda: (), execute=lambda _, __: None
+        path, Hello(front_id=1, pid=1), request_views=lambda: (), execute=lambda _, __: None
     )
     await exporter.start()
     recorder = RequestRecorder(exporter.offer)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import Residency, Wait
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.scheduler.state import RequestState
 from penstock.server.ipc.frames import EngineHello
 from penstock.server.observe.flight.layout import STEP, EventKind, FlightFacts
@@ -26,7 +26,7 @@ from penstock.server.observe.flight.memory import (
     create_memory,
 )
 from penstock.server.observe.flight.reader import FlightReader
-from penstock.server.observe.frames import FrontView, Heartbeat, OutcomeCount
+from penstock.server.observe.frames import FrontRequestView, Heartbeat, OutcomeCount
 from penstock.server.observe.request_record import (
     RequestOptions,
     RequestRecord,
@@ -205,7 +205,7 @@ def steps_at(num_steps: int, at_s: Callable[[int], float], **values: Any) -> NDA
     )
 
 
-def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
+def output_view(key: int, request_id: str = "mine", **changes: Any) -> OutputView:
     """Return the engine's view of a running output."""
     given: dict[str, Any] = {
         "state": RequestState.PROCESSING,
@@ -217,10 +217,12 @@ def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
         "num_blocks": 2,
         "slot": 0,
     }
-    return blank(LiveView, key=key, request_id=request_id, **given | changes)
+    return blank(OutputView, key=key, request_id=request_id, **given | changes)
 
 
-def front_view(keys: list[int], request_id: str = "mine", **changes: Any) -> FrontView:
+def front_request_view(
+    keys: list[int], request_id: str = "mine", **changes: Any
+) -> FrontRequestView:
     """Return the front's view of a request whose outputs have these keys."""
     given: dict[str, Any] = {
         "front_id": 1,
@@ -233,7 +235,7 @@ def front_view(keys: list[int], request_id: str = "mine", **changes: Any) -> Fro
         "num_output_tokens": 2,
         "num_backlog_tokens": 1,
     }
-    return blank(FrontView, keys=tuple(keys), request_id=request_id, **given | changes)
+    return blank(FrontRequestView, keys=tuple(keys), request_id=request_id, **given | changes)
 
 
 def make_facts(**changed: Any) -> FlightFacts:

@@ -26,7 +26,7 @@ from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
 from penstock.scheduler.kv_cache import cache_of
 from penstock.scheduler.launched_step import LaunchedSteps
 from penstock.scheduler.listener import EngineListener, StepWatch
-from penstock.scheduler.live_view import LiveView, live_views
+from penstock.scheduler.output_view import OutputView, output_views
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.quotas import QuotaAccounts, TenantQuota
 from penstock.scheduler.request import FailureReason, FinishReason, Request, RequestSpec
@@ -353,13 +353,13 @@ class Engine:
             raise ValueError("a self-paced executor keeps its own cache")
         return self.cache.enable_cache_index()
 
-    def live_views(self) -> tuple[LiveView, ...]:
+    def output_views(self) -> tuple[OutputView, ...]:
         """Return a view of every live request: running ones, the highest class and earliest arrival
         first, then waiting ones, in order.
 
         May take milliseconds; meant for operators, not for every step.
         """
-        return live_views(self.arrays, self.running, self.queue)
+        return output_views(self.arrays, self.running, self.queue)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant does not hold."""

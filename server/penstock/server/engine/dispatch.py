@@ -181,7 +181,7 @@ class Dispatcher:
         """
         match frame:
             case ViewQuery(ticket=ticket):
-                answer(encode(ViewAnswer(ticket=ticket, views=self.engine.live_views())))
+                answer(encode(ViewAnswer(ticket=ticket, views=self.engine.output_views())))
             case Command() as command if self._execute is not None:
                 self._execute(command, lambda done: answer(encode(done)))
             case Command(ticket=ticket):

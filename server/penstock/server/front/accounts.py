@@ -58,18 +58,18 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class RequestAccount:
-    """The data for the record of one request, without the data in `live`.
+    """The data for the record of one request, without the data in `request`.
 
     Attributes:
         call_timeout_s: Time from the arrival of the call to its deadline, in seconds; infinite
             without a deadline.
         ceilings: The maximum priorities of its tenant.
-        live: The request in the front; None until the front has registered it.
+        request: The request in the front; None until the front has registered it.
         failure: The error returned to the caller; None while there is none.
         shared: The writer that sends the messages of several requests together; None if this
             request does not use one.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
-        num_messages: Number of messages of this request that `live.stream.num_writes` does not
+        num_messages: Number of messages of this request that `request.stream.num_writes` does not
             count: messages sent by a shared writer, and the response of a unary call.
         outcome, end_s: Outcome and end time of the request; None and NaN until the account is
             closed.
@@ -86,7 +86,7 @@ class RequestAccount:
     model: str = ""
     request_id: str = ""
     options: RequestOptions = _NO_OPTIONS
-    live: LiveRequest | None = None
+    request: LiveRequest | None = None
     failure: Failure | None = None
     shared: WatchedWrite | None = None
     shared_stalls: tuple[float, int] = (0.0, 0)
@@ -107,8 +107,8 @@ class RequestAccount:
         caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
-        if self.live is not None:
-            self.stalled_s, self.num_stalls = self.live.stream.stalls(now_s)
+        if self.request is not None:
+            self.stalled_s, self.num_stalls = self.request.stream.stalls(now_s)
         if self.shared is not None:
             stalled_s, num_stalls = self.shared.stalls(now_s)
             self.stalled_s += max(0.0, stalled_s - self.shared_stalls[0])
@@ -120,18 +120,18 @@ class RequestAccount:
         `sequence` is the number of the record in this front. If `has_content`, the record includes
         the start of the prompt and of each output.
         """
-        live, outcome = self.live, self.outcome or _NO_OUTCOME
-        if live is None:
+        request, outcome = self.request, self.outcome or _NO_OUTCOME
+        if request is None:
             request_id, end_s, finish_reasons = self.request_id, self.end_s, _NO_REASONS
             numbers, num_writes, content = _NO_NUMBERS, 0, None
             segments: tuple[Segment, ...] = (Segment(PREPARE, self.arrival_s, end_s),)
         else:
-            request_id, finish_reasons = live.request_id, live.finish_reasons
-            numbers, num_writes = _numbers_of(live), live.stream.num_writes
+            request_id, finish_reasons = request.request_id, request.finish_reasons
+            numbers, num_writes = _numbers_of(request), request.stream.num_writes
             # The engine's timestamps may be slightly later than those of this process.
-            end_s = max(self.end_s, live.phases.segments[-1].start_s)
-            segments = live.phases.segments_until(end_s, num_tokens=numbers[2])
-            content = _content_of(live) if has_content else None
+            end_s = max(self.end_s, request.phases.segments[-1].start_s)
+            segments = request.phases.segments_until(end_s, num_tokens=numbers[2])
+            content = _content_of(request) if has_content else None
         return RequestRecord(
             sequence,
             front_id,
@@ -152,7 +152,7 @@ class RequestAccount:
             self.num_messages + num_writes,
             self.stalled_s,
             self.num_stalls,
-            0 if live is None else live.num_replays,
+            0 if request is None else request.num_replays,
             content,
         )
 
@@ -160,29 +160,29 @@ class RequestAccount:
 _NO_OUTCOME = Outcome(code=0)
 
 
-def _numbers_of(live: LiveRequest) -> _Numbers:
+def _numbers_of(request: LiveRequest) -> _Numbers:
     num_output_tokens = num_preemptions = 0
-    for output in live.outputs:
+    for output in request.outputs:
         num_output_tokens += output.text.num_tokens
         num_preemptions += output.num_preemptions
-    position = live.head.queue_position
+    position = request.head.queue_position
     estimated_queue_s = None if position is None else position.estimated_queue_s
-    has_token = live.first_token_s != NO_TIME
+    has_token = request.first_token_s != NO_TIME
     return (
-        live.num_prompt_tokens,
-        live.num_cached_tokens,
+        request.num_prompt_tokens,
+        request.num_cached_tokens,
         num_output_tokens,
-        max(0.0, live.first_token_s - live.arrival_s) if has_token else math.nan,
+        max(0.0, request.first_token_s - request.arrival_s) if has_token else math.nan,
         -1 if position is None else position.num_ahead,
         math.nan if estimated_queue_s is None else estimated_queue_s,
         num_preemptions,
     )
 
 
-def _content_of(live: LiveRequest) -> Content:
-    outputs = (output.captured for output in live.outputs)
+def _content_of(request: LiveRequest) -> Content:
+    outputs = (output.captured for output in request.outputs)
     return Content(
-        captured_prompt(live.generation),
+        captured_prompt(request.generation),
         tuple(captured.text for captured in outputs if captured is not None),
     )
 
@@ -234,9 +234,9 @@ class Accounts:
         if self._recorder is None or account.outcome is not None:
             return
         account.set_outcome(outcome, now_s)
-        live = account.live
-        if is_engine_up and live is not None and not live.has_engine_end and live.specs:
-            self._pending.hold(live.specs[0].key, account)
+        request = account.request
+        if is_engine_up and request is not None and not request.has_engine_end and request.specs:
+            self._pending.hold(request.specs[0].key, account)
         else:
             self._record(account)
 
@@ -308,8 +308,8 @@ class PendingRecords:
         event then describes only the time in the batch.
         """
         account = self._waiting.get(change.key)
-        if account is not None and account.live is not None:
-            account.live.phases.add_details(wait=change.wait)
+        if account is not None and account.request is not None:
+            account.request.phases.add_details(wait=change.wait)
 
     def on_end(self, end: Completed | Failed) -> None:
         """Write the waiting record of the request that has now ended in the engine. Ignores
@@ -317,8 +317,8 @@ class PendingRecords:
         account = self._waiting.pop(end.key, None)
         if account is None:
             return
-        if account.live is not None:
-            account.live.phases.add_details(wait=end.wait, residency=end.residency)
+        if account.request is not None:
+            account.request.phases.add_details(wait=end.wait, residency=end.residency)
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:

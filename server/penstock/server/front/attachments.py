@@ -297,7 +297,7 @@ class ClientPosition:
     begun: set[int] = field(default_factory=set[int])
 
     def remaining_events(
-        self, batch: Iterable[StreamEvent], live: LiveRequest
+        self, batch: Iterable[StreamEvent], request: LiveRequest
     ) -> list[StreamEvent]:
         """Return the events of `batch` that the client has not received. A `TokensPiece` in `batch`
         must have at most one token.
@@ -305,9 +305,9 @@ class ClientPosition:
         Raises RequestError (SEQUENCE_UNAVAILABLE) if the stream has finished and an output has
         fewer tokens than the client claims to have received.
         """
-        return [event for event in batch if self._is_new(event, live)]
+        return [event for event in batch if self._is_new(event, request)]
 
-    def _is_new(self, event: StreamEvent, live: LiveRequest) -> bool:
+    def _is_new(self, event: StreamEvent, request: LiveRequest) -> bool:
         match event:
             case Accepted():
                 return not self.is_accepted
@@ -317,7 +317,7 @@ class ClientPosition:
                 self.tokens[event.output_index] = num_left - event.num_tokens
                 return False
             case TokensPiece() if event.output_index in self.begun:
-                if not event.num_tokens and _ended_by_itself(live, event.output_index):
+                if not event.num_tokens and _ended_by_itself(request, event.output_index):
                     return False
                 self.begun.discard(event.output_index)
                 return True
@@ -355,7 +355,7 @@ def sequence_unavailable() -> RequestError:
     return request_error(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
 
 
-def _ended_by_itself(live: LiveRequest, index: int) -> bool:
+def _ended_by_itself(request: LiveRequest, index: int) -> bool:
     """Return True if an output ended with STOP or LENGTH."""
-    end = live.outputs[index].end
+    end = request.outputs[index].end
     return end is not None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)

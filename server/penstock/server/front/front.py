@@ -33,7 +33,7 @@ from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.ipc.frames import EngineHello
 from penstock.server.ipc.ports import EnginePort, EngineUnavailable
-from penstock.server.observe.frames import FrontView
+from penstock.server.observe.frames import FrontRequestView
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id, new_request_id
 from penstock.server.text.model_text import ModelText
@@ -129,7 +129,7 @@ class Front:
         this front; None if there is none."""
         return self._router.newest_queue_position
 
-    def live_views(self) -> Iterator[FrontView]:
+    def request_views(self) -> Iterator[FrontRequestView]:
         """Yield a view of each live request, for operators.
 
         Views are created one by one, so that other tasks may run in between. Requests that are
@@ -196,7 +196,7 @@ class Front:
             self._end_unread()
         self.table.add(request)
         if account is not None:
-            account.live = request
+            account.request = request
         return request
 
     async def start(self, request: LiveRequest, times: CallTimes) -> None:

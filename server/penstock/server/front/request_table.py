@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.server.front.errors import ErrorReason, request_error
 from penstock.server.front.live_request import LiveRequest, LiveRequestOutput
-from penstock.server.observe.frames import FrontView
+from penstock.server.observe.frames import FrontRequestView
 
 MIN_UNREAD_S: Final = 1.0
 """Seconds after its end for which a request is considered as still being read."""
@@ -136,10 +136,10 @@ class RequestTable:
         self.remove_outputs(request)
 
 
-def view_of(request: LiveRequest, front_id: int) -> FrontView:
+def view_of(request: LiveRequest, front_id: int) -> FrontRequestView:
     """Return the current state of `request` as operators see it (ListLiveRequests)."""
     segments = request.phases.segments
-    return FrontView(
+    return FrontRequestView(
         front_id=front_id,
         keys=tuple(output.key for output in request.outputs),
         request_id=request.request_id,

@@ -25,7 +25,7 @@ from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.cache_index import CacheChange
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.ipc.control_frames import SetLogLevel
@@ -166,7 +166,7 @@ class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
     """The response to `ViewQuery`: a view of each output that has not ended."""
 
     ticket: int
-    views: tuple[LiveView, ...]
+    views: tuple[OutputView, ...]
 
 
 class Command(TaggedFrame, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.server.ipc.connection import Connection, PendingCalls, PersistentConnection
 from penstock.server.ipc.frames import (
     Action,
@@ -56,7 +56,7 @@ class EngineClient:
             on_closed=self._on_closed,
             pauses_s=_PAUSES_S,
         )
-        self._view_queries: PendingCalls[tuple[LiveView, ...]] = PendingCalls()
+        self._view_queries: PendingCalls[tuple[OutputView, ...]] = PendingCalls()
         self._commands: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
@@ -68,7 +68,7 @@ class EngineClient:
         """Disconnect from the engine."""
         await self._connection.close()
 
-    async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
+    async def output_views(self, limit_s: float) -> tuple[OutputView, ...]:
         """Return the state of each output that is queued or running in the engine.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within

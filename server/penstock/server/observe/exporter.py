@@ -21,7 +21,7 @@ from penstock.server.ipc.connection import Connection, PersistentConnection
 from penstock.server.ipc.frames import CarryOut, Command, CommandResult
 from penstock.server.ipc.wire import FrameError
 from penstock.server.observe.frames import (
-    FrontView,
+    FrontRequestView,
     Heartbeat,
     Hello,
     LiveAnswer,
@@ -55,8 +55,8 @@ class Exporter:
     called `start`.
 
     `path` is the Unix socket of the observer, and `hello` the first frame on each connection.
-    `max_bytes` and `max_records` limit the unsent records. `live_views` yields the live requests of
-    the front for the observer's queries, and `execute` executes the observer's commands.
+    `max_bytes` and `max_records` limit the unsent records. `request_views` yields the live requests
+    of the front for the observer's queries, and `execute` executes the observer's commands.
     `dropped` has the number of dropped records by reason.
     """
 
@@ -65,14 +65,14 @@ class Exporter:
         path: Path,
         hello: Hello,
         *,
-        live_views: Callable[[], Iterable[FrontView]],
+        request_views: Callable[[], Iterable[FrontRequestView]],
         execute: CarryOut,
         max_bytes: int = 4 * 1024 * 1024,
         max_records: int = 20_000,
     ) -> None:
         self.dropped = {FULL: 0, NO_OBSERVER: 0}
         self._hello = hello
-        self._live_views = live_views
+        self._request_views = request_views
         self._execute = execute
         self._max_bytes = max_bytes
         self._max_records = max_records
@@ -234,7 +234,7 @@ class Exporter:
 
     def _answer_live(self, connection: _Connection, ticket: int) -> None:
         # Encode and send in parts, so that the streams on this event loop are not delayed.
-        views = iter(self._live_views())
+        views = iter(self._request_views())
         loop = asyncio.get_running_loop()
 
         def next_part() -> None:

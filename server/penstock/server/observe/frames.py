@@ -73,7 +73,7 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontView:
+class FrontRequestView:
     """A request that a front has not removed yet, as the front sees it. Times are seconds on the
     monotonic clock.
 
@@ -122,7 +122,7 @@ class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
     True in the last part."""
 
     ticket: int
-    views: tuple[FrontView, ...]
+    views: tuple[FrontRequestView, ...]
     is_last: bool = True
 
 

@@ -16,7 +16,7 @@ from penstock.server.ipc.connection import Connection, PendingCalls
 from penstock.server.ipc.frames import Action, Command, CommandResult
 from penstock.server.ipc.wire import FrameError
 from penstock.server.observe.frames import (
-    FrontView,
+    FrontRequestView,
     Heartbeat,
     Hello,
     LiveAnswer,
@@ -45,14 +45,16 @@ class _ConnectedFront:
     front_id: int
     pid: int
     connection: _Connection
-    view_queries: PendingCalls[tuple[FrontView, ...]] = field(
-        default_factory=PendingCalls[tuple[FrontView, ...]]
+    view_queries: PendingCalls[tuple[FrontRequestView, ...]] = field(
+        default_factory=PendingCalls[tuple[FrontRequestView, ...]]
     )
-    parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
+    parts: dict[int, list[FrontRequestView]] = field(
+        default_factory=dict[int, list[FrontRequestView]]
+    )
     commands: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
     last_heartbeat: Heartbeat | None = None
 
-    def query_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
+    def query_live(self) -> "asyncio.Future[tuple[FrontRequestView, ...]]":
         """Query the live requests of the front; return the future of the response."""
         ticket, answer = self.view_queries.add()
         self.connection.write(encode(LiveQuery(ticket=ticket)))
@@ -128,14 +130,14 @@ class FrontReceiver:
         for connection in list(self._connections):
             connection.abort()
 
-    async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
+    async def request_views(self, limit_s: float) -> tuple[tuple[FrontRequestView, ...], bool]:
         """Return the live requests of the fronts that responded within `limit_s` seconds, and True
         if all connected fronts responded."""
         queries = [front.query_live() for front in self._by_id.values()]
         if not queries:
             return (), True
         await asyncio.wait(queries, timeout=limit_s)
-        views: list[FrontView] = []
+        views: list[FrontRequestView] = []
         is_complete = True
         for answer in queries:
             if answer.done() and not answer.cancelled() and answer.exception() is None:

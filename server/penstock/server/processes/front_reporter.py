@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.scheduler.events import Queued
 from penstock.server.observe.exporter import Exporter
-from penstock.server.observe.frames import FrontView, Heartbeat, Hello
+from penstock.server.observe.frames import FrontRequestView, Heartbeat, Hello
 from penstock.server.observe.request_record import NO_ROOM, RequestRecorder
 from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.rpc.server import FrontServer
@@ -88,7 +88,7 @@ class FrontReporter:
         self._exporter = Exporter(
             path,
             Hello(front_id=front_id, pid=os.getpid()),
-            live_views=self._live_views,
+            request_views=self._request_views,
             execute=CommandRunner(f"front {front_id}").execute,
         )
         self._timer = HeartbeatTimer(self._heartbeat)
@@ -109,8 +109,8 @@ class FrontReporter:
         self._timer.stop()
         await self._exporter.close(_FINAL_RECORDS_S)
 
-    def _live_views(self) -> Iterable[FrontView]:
-        return () if self._server is None else self._server.front.live_views()
+    def _request_views(self) -> Iterable[FrontRequestView]:
+        return () if self._server is None else self._server.front.request_views()
 
     def _heartbeat(self, loop_lag_s: tuple[float, ...]) -> None:
         assert self._server is not None

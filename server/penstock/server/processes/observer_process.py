@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.server import process_table
 from penstock.server.config import ObserverLaunch
 from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.ipc.board import BoardView, LoadState
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
-from penstock.server.observe.frames import FrontView
+from penstock.server.observe.frames import FrontRequestView
 from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListeners
 from penstock.server.observe.operations.service import Operations
@@ -197,7 +197,7 @@ class _Observer:
         model = self._launch.server.model
 
         def merged(
-            outputs: tuple[LiveView, ...], requests: tuple[FrontView, ...]
+            outputs: tuple[OutputView, ...], requests: tuple[FrontRequestView, ...]
         ) -> tuple[RequestView, ...]:
             now_s, now_unix_s = time.monotonic(), time.time()
             return merge(

@@ -397,8 +397,8 @@ def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
     """
     if account.failure is not None:
         return outcome_of(account.failure)
-    if account.live is not None and account.live.stream.failure is not None:
-        return outcome_of(account.live.stream.failure)
+    if account.request is not None and account.request.stream.failure is not None:
+        return outcome_of(account.request.stream.failure)
     return outcome_of_early_end(context, account.call_timeout_s)
 
 

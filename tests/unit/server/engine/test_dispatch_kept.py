@@ -41,7 +41,7 @@ def test_a_stream_that_returns_to_its_engine_replaces_what_was_kept() -> None:
     second = again(first, 2)
     dispatcher.handle_frame(1, Submit(specs=(second,)))
     dispatcher.step()
-    assert [view.key for view in engine.live_views()] == [second.key]
+    assert [view.key for view in engine.output_views()] == [second.key]
     assert len(dispatcher.kept) == 0
     executor.close()
 
@@ -61,7 +61,7 @@ def test_a_request_whose_stream_another_front_reads_is_not_submitted_again() -> 
     second = again(first, 2)
     dispatcher.handle_frame(1, Submit(specs=(second,)))
     assert detached(dispatcher, 1) == [(second.key,)]
-    assert [view.key for view in engine.live_views()] == [first.key]
+    assert [view.key for view in engine.output_views()] == [first.key]
     executor.close()
 
 
@@ -72,7 +72,7 @@ def test_an_unread_request_beyond_the_limit_does_not_run() -> None:
     parked = again(spec(1, 1), 1)
     dispatcher.handle_frame(1, Submit(specs=(parked,), kept=kept_of(parked, is_read=False)))
     assert detached(dispatcher, 1) == [(parked.key,)]
-    assert engine.live_views() == ()
+    assert engine.output_views() == ()
     assert dispatcher.num_live == 0
     executor.close()
 
@@ -89,7 +89,7 @@ def test_a_lost_front_leaves_only_the_streams_within_the_limit() -> None:
     dispatcher.step()
     dispatcher.front_disconnected(1)
     dispatcher.step()
-    assert [view.key for view in engine.live_views()] == [specs[2].key]
+    assert [view.key for view in engine.output_views()] == [specs[2].key]
     assert (len(dispatcher.kept), dispatcher.num_live) == (1, 1)
     executor.close()
 

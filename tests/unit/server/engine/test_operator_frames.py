@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.events import WaitReason
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
@@ -40,11 +40,11 @@ ORDER = Command(ticket=5, action=Profile(seconds=0.5))
 class ObservedEngine(FakeEngine):
     """An engine with one live request."""
 
-    def live_views(self) -> tuple[LiveView, ...]:
+    def output_views(self) -> tuple[OutputView, ...]:
         return (VIEW,)
 
 
-VIEW = LiveView(
+VIEW = OutputView(
     key=1,
     request_id="a",
     tenant="t",

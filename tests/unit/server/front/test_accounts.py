@@ -48,9 +48,9 @@ class AccountsHarness:
         """Open and return the account of a request that was submitted to the engine."""
         account = self.accounts.open("Generate", arrival_s=0.0)
         generation = GenerationSpec(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
-        account.live = LiveRequest(f"r-{key}", generation, 0.0)
-        account.live.phases.note_submitted(1.0)
-        account.live._submission = Submission(key)  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
+        account.request = LiveRequest(f"r-{key}", generation, 0.0)
+        account.request.phases.note_submitted(1.0)
+        account.request._submission = Submission(key)  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
         return account
 
     def close(self, account: RequestAccount, now_s: float = 5.0, *, is_up: bool = True) -> None:
@@ -105,8 +105,8 @@ async def test_a_record_does_not_wait_for_a_caller_that_has_gone() -> None:
     site = AccountsHarness()
     site.close(site.live(1), is_up=False)
     received = site.live(2)
-    assert received.live is not None
-    received.live.has_engine_end = True
+    assert received.request is not None
+    received.request.has_engine_end = True
     site.close(received)
     site.close(site.accounts.open("Generate", arrival_s=0.0))
     assert len(site.log.records) == 3

@@ -306,7 +306,7 @@ async def test_a_view_shows_the_current_state_of_its_request(text: ModelText) ->
     )
     call = CallTimes(arrival_s=100.0)
     request = front.reserve(generation, call)
-    (view,) = front.live_views()
+    (view,) = front.request_views()
     assert (view.phase, view.keys, view.num_prompt_tokens) == ("prepare", (), 0)
     assert (view.front_id, view.request_id, view.tenant, view.priority) == (4, "r-1", "acme", 7)
     assert view.trace_id == "ab" * 16
@@ -314,7 +314,7 @@ async def test_a_view_shows_the_current_state_of_its_request(text: ModelText) ->
 
     await front.start(request, call)
     specs = await asyncio.wait_for(port.next_submission(), 60)
-    (view,) = front.live_views()
+    (view,) = front.request_views()
     assert view.phase == "queue"
     assert view.keys == tuple(spec.key for spec in specs)
     assert view.num_prompt_tokens == specs[0].num_prompt_tokens > 0
@@ -323,7 +323,7 @@ async def test_a_view_shows_the_current_state_of_its_request(text: ModelText) ->
     port.emit(changes=[admitted(specs[0].key, num_cached_tokens=1)])
     token = text.tokenizer.encode("a", add_special_tokens=False).tolist()[0]
     port.emit(tokens=[(specs[0].key, token), (specs[0].key, token)])
-    (view,) = front.live_views()
+    (view,) = front.request_views()
     assert view.phase == "decode"
     assert [phase for phase, _ in view.history] == ["prepare", "queue", "prefill", "decode"]
     assert (view.num_output_tokens, view.num_cached_tokens, view.num_preemptions) == (2, 1, 0)
@@ -331,5 +331,5 @@ async def test_a_view_shows_the_current_state_of_its_request(text: ModelText) ->
     assert "canary" not in repr(view)
 
     front.release(request)
-    assert list(front.live_views()) == []
+    assert list(front.request_views()) == []
     assert front.num_backlog_tokens == 0

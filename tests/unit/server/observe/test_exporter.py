@@ -16,14 +16,14 @@ from penstock.server.ipc.control_frames import SetLogLevel
 from penstock.server.ipc.frames import Command, CommandResult
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
-    FrontView,
+    FrontRequestView,
     Hello,
     LiveAnswer,
     LiveQuery,
     Records,
 )
 from support.observer_connection import ObserverConnection
-from support.reports import front_view, heartbeat
+from support.reports import front_request_view, heartbeat
 from support.timeout import TEST_TIMEOUT_S
 
 HELLO = Hello(front_id=3, pid=42)
@@ -83,7 +83,7 @@ async def exporter(
     made = Exporter(
         path,
         HELLO,
-        live_views=lambda: tuple(front_view([number]) for number in range(num_live)),
+        request_views=lambda: tuple(front_request_view([number]) for number in range(num_live)),
         execute=execute,
         max_bytes=max_bytes,
         max_records=max_records,
@@ -148,7 +148,7 @@ async def test_records_for_an_observer_that_does_not_read_are_dropped_and_counte
 
 
 async def test_the_number_of_records_is_bounded_too(path: Path, observer: FakeObserver) -> None:
-    box = Exporter(path, HELLO, live_views=lambda: (), execute=execute, max_records=3)
+    box = Exporter(path, HELLO, request_views=lambda: (), execute=execute, max_records=3)
     assert [box.offer(b"") for _ in range(5)] == [True, True, True, False, False]
     assert box.dropped[FULL] == 2
     await box.close(0.0)
@@ -189,7 +189,7 @@ async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeOb
     async with exporter(path, num_live=300):
         peer = await observer.greeted()
         peer.send(LiveQuery(ticket=7))
-        views: list[FrontView] = []
+        views: list[FrontRequestView] = []
         is_last = False
         while not is_last:
             part = await peer.next()
@@ -197,7 +197,7 @@ async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeOb
             assert part.ticket == 7
             views += part.views
             is_last = part.is_last
-        assert views == [front_view([number]) for number in range(300)]
+        assert views == [front_request_view([number]) for number in range(300)]
 
 
 async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObserver) -> None:
@@ -253,10 +253,10 @@ async def test_thousands_of_live_requests_do_not_block_the_event_loop(
 ) -> None:
     made: list[int] = []
 
-    def live_views() -> Iterator[FrontView]:
+    def request_views() -> Iterator[FrontRequestView]:
         for number in range(3000):
             made.append(number)
-            yield front_view([number])
+            yield front_request_view([number])
 
     loop = asyncio.get_running_loop()
     grown: list[int] = []
@@ -266,7 +266,7 @@ async def test_thousands_of_live_requests_do_not_block_the_event_loop(
         if len(made) < 3000:
             loop.call_soon(tick, len(made))
 
-    box = Exporter(path, HELLO, live_views=live_views, execute=execute)
+    box = Exporter(path, HELLO, request_views=request_views, execute=execute)
     await box.start()
     peer = await observer.greeted()
     tick(0)

@@ -29,7 +29,7 @@ from penstock.server.observe.listeners import NO_TOTALS, ServiceListener, Servic
 from penstock.server.observe.request_record import RequestRecord, encode_record
 from support.flights import RecordedEngine
 from support.observer_connection import ObserverConnection
-from support.reports import front_view, heartbeat, make_facts, request_record
+from support.reports import front_request_view, heartbeat, make_facts, request_record
 from support.timeout import TEST_TIMEOUT_S
 
 
@@ -152,10 +152,10 @@ async def test_a_record_that_cannot_be_read_does_not_affect_others(harness: Harn
 
 
 async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(harness: Harness) -> None:
-    assert await harness.receiver.live_views(TEST_TIMEOUT_S) == ((), True)
+    assert await harness.receiver.request_views(TEST_TIMEOUT_S) == ((), True)
     one, two = await harness.known_front(1), await harness.known_front(2)
-    view = front_view([1])
-    asked = asyncio.create_task(harness.receiver.live_views(TEST_TIMEOUT_S))
+    view = front_request_view([1])
+    asked = asyncio.create_task(harness.receiver.request_views(TEST_TIMEOUT_S))
     query = await one.next()
     assert isinstance(query, LiveQuery)
     one.send(LiveAnswer(ticket=query.ticket, views=(view,), is_last=False))

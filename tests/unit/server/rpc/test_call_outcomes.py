@@ -190,8 +190,8 @@ def test_our_own_rejection_precedes_the_clients_deadline() -> None:
     assert outcome_of_failure(reported, clock(None)) == outcome_of(reported.failure)
     failed = account()
     generation = GenerationSpec(prompt=TextInput(text="x"), prompt_path="text_prompt.text")
-    failed.live = LiveRequest("r", generation, 0.0)
-    failed.live.fail(Failure(reason=ErrorReason.DRAINING), 1.0)
+    failed.request = LiveRequest("r", generation, 0.0)
+    failed.request.fail(Failure(reason=ErrorReason.DRAINING), 1.0)
     expected = Outcome(grpc.StatusCode.UNAVAILABLE.value[0], "DRAINING")
     assert outcome_of_failure(failed, clock(-1.0)) == expected
 

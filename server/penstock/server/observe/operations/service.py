@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.ipc.frames import MAX_PROFILE_S, Action, Command, CommandResult, Profile
 from penstock.server.ipc.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
-from penstock.server.observe.frames import FrontView
+from penstock.server.observe.frames import FrontRequestView
 from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
 from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
@@ -33,7 +33,7 @@ viewers."""
 _CHUNK_BYTES = 64 * 1024
 
 _T = TypeVar("_T")
-Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestView, ...]]
+Merge = Callable[[tuple[OutputView, ...], tuple[FrontRequestView, ...]], tuple[RequestView, ...]]
 
 
 class Operations:
@@ -181,8 +181,8 @@ class Operations:
 
     async def _query_live_views(self) -> tuple[RequestView, ...]:
         engine, fronts = await asyncio.gather(
-            self._engine.live_outputs(_LIVE_VIEWS_S),
-            self._fronts.live_views(_LIVE_VIEWS_S),
+            self._engine.output_views(_LIVE_VIEWS_S),
+            self._fronts.request_views(_LIVE_VIEWS_S),
             return_exceptions=True,
         )
         if isinstance(fronts, BaseException):

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.scheduler.state import RequestState
-from penstock.server.observe.frames import FrontView
+from penstock.server.observe.frames import FrontRequestView
 from penstock.server.observe.request_record import SegmentKind
 from penstock.server.tenants import client_request_id
 
@@ -148,8 +148,8 @@ class RequestView:
 
 
 def merge(
-    engine: Iterable[LiveView],
-    fronts: Iterable[FrontView],
+    engine: Iterable[OutputView],
+    fronts: Iterable[FrontRequestView],
     *,
     model: str,
     now_s: float,
@@ -176,8 +176,8 @@ def arrival_order(view: RequestView) -> tuple[float, str, str]:
 
 
 def _view_of(
-    front: FrontView,
-    outputs: Sequence[LiveView],
+    front: FrontRequestView,
+    outputs: Sequence[OutputView],
     model: str,
     now_s: float,
     to_unix_s: Callable[[float], float],
@@ -216,7 +216,7 @@ def _view_of(
     )
 
 
-def _front_of(outputs: Sequence[LiveView]) -> FrontView:
+def _front_of(outputs: Sequence[OutputView]) -> FrontRequestView:
     """Return a substitute for the front's view of a request whose front has not responded."""
     first = outputs[0]
     if _state_of(outputs) == _PENDING:
@@ -224,7 +224,7 @@ def _front_of(outputs: Sequence[LiveView]) -> FrontView:
     else:
         has_token = any(view.num_output_tokens for view in outputs)
         phase = SegmentKind.DECODE if has_token else SegmentKind.PREFILL
-    return FrontView(
+    return FrontRequestView(
         front_id=0,
         keys=tuple(view.key for view in outputs),
         request_id=client_request_id(first.tenant, first.request_id),
@@ -242,20 +242,20 @@ def _front_of(outputs: Sequence[LiveView]) -> FrontView:
     )
 
 
-def _by_request(outputs: Iterable[LiveView]) -> Iterable[list[LiveView]]:
-    groups: defaultdict[tuple[str, str], list[LiveView]] = defaultdict(list)
+def _by_request(outputs: Iterable[OutputView]) -> Iterable[list[OutputView]]:
+    groups: defaultdict[tuple[str, str], list[OutputView]] = defaultdict(list)
     for view in outputs:
         groups[view.tenant, view.request_id].append(view)
     return groups.values()
 
 
-def _state_of(outputs: Sequence[LiveView]) -> str:
+def _state_of(outputs: Sequence[OutputView]) -> str:
     """Return PROCESSING if at least one output is running, because then the request uses blocks."""
     is_running = any(view.state is RequestState.PROCESSING for view in outputs)
     return _PROCESSING if is_running else _PENDING
 
 
-def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
+def _wait_of(outputs: Sequence[OutputView]) -> tuple[str, int | None]:
     """Return the wait reason ("" if unknown) and the queue position (None if unknown) of the output
     that is closest to the front of the queue."""
     if not outputs:
@@ -267,7 +267,7 @@ def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
     return "" if first.waits_for is None else first.waits_for.name, first.queue_position
 
 
-def _time_to_deadline_s(outputs: Sequence[LiveView], now_s: float) -> float | None:
+def _time_to_deadline_s(outputs: Sequence[OutputView], now_s: float) -> float | None:
     deadline_s = min((view.deadline_s for view in outputs), default=math.inf)
     return deadline_s - now_s if math.isfinite(deadline_s) else None
 

@@ -324,7 +324,7 @@ def test_the_flight_writer_works_together_with_a_recorder(tmp_path: Path) -> Non
 
     assert len(FlightReader(fd).recording().steps) == 3
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
-    assert engine.live_views() == ()
+    assert engine.output_views() == ()
 
 
 def test_an_error_of_the_flight_recorder_ends_only_the_recording(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.server.ipc.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.ipc.frames import Action, Command, CommandResult, Profile
 from penstock.server.ipc.ports import EngineUnavailable
-from penstock.server.observe.frames import FrontView
+from penstock.server.observe.frames import FrontRequestView
 from penstock.server.observe.front_receiver import FrontUnavailable
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
@@ -45,11 +45,11 @@ class Fakes:
     def begin_drain(self) -> None:
         self.has_begun_drain = True
 
-    async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
+    async def request_views(self, limit_s: float) -> tuple[tuple[FrontRequestView, ...], bool]:
         await self.answering.wait()
         return (), self.is_complete
 
-    async def live_outputs(self, limit_s: float) -> tuple[LiveView, ...]:
+    async def output_views(self, limit_s: float) -> tuple[OutputView, ...]:
         self.num_queries += 1
         await self.answering.wait()
         if self.engine_problem is not None:
@@ -57,7 +57,7 @@ class Fakes:
         return ()
 
     def merge(
-        self, outputs: tuple[LiveView, ...], requests: tuple[FrontView, ...]
+        self, outputs: tuple[OutputView, ...], requests: tuple[FrontRequestView, ...]
     ) -> tuple[RequestView, ...]:
         return ()
 
@@ -88,7 +88,7 @@ class FakeFronts:
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
-        self.live_views = fakes.live_views
+        self.request_views = fakes.request_views
 
     @property
     def front_ids(self) -> tuple[int, ...]:

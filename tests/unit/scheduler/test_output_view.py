@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.scheduler import live_view
+from penstock.scheduler import output_view
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, WaitReason
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_view import OutputView
 from penstock.scheduler.state import RequestState
 from support.core import changed, make_engine, make_spec, run_until_idle
 
@@ -31,7 +31,7 @@ def busy(order: SchedulingOrder = SchedulingOrder.FAIR, **settings: object) -> E
 def positions(engine: Engine) -> dict[int, int | None]:
     return {
         view.key: view.queue_position
-        for view in engine.live_views()
+        for view in engine.output_views()
         if view.state is RequestState.PENDING
     }
 
@@ -41,8 +41,8 @@ def test_running_and_waiting_requests() -> None:
     spec = replace(make_spec(2, 6, tenant="b", deadline_s=50.0), trace_id=bytes(16))
     engine.submit((spec,))
     engine.step()
-    running, waiting = engine.live_views()
-    assert running == LiveView(
+    running, waiting = engine.output_views()
+    assert running == OutputView(
         key=1,
         request_id="request-1",
         tenant="a",
@@ -58,7 +58,7 @@ def test_running_and_waiting_requests() -> None:
         num_preemptions=0,
         slot=0,
     )
-    assert waiting == LiveView(
+    assert waiting == OutputView(
         key=2,
         request_id="request-2",
         tenant="b",
@@ -81,7 +81,7 @@ def test_running_and_waiting_requests() -> None:
 def test_replayed_tokens_are_shown_as_output() -> None:
     engine = busy()
     engine.submit((make_spec(2, 6, max_tokens=4, num_replayed=2),))
-    view = engine.live_views()[1]
+    view = engine.output_views()[1]
     assert (view.num_prompt_tokens, view.num_output_tokens) == (4, 2)
 
 
@@ -110,7 +110,7 @@ def test_a_request_that_waits_for_its_leader_or_limit_has_no_position() -> None:
 def test_requests_after_the_first_thousand_have_no_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_view, "MAX_POSITIONS", 2)
+    monkeypatch.setattr(output_view, "MAX_POSITIONS", 2)
     engine = busy()
     for key in (2, 3, 4, 5):
         engine.submit((make_spec(key, 5),))
@@ -119,4 +119,4 @@ def test_requests_after_the_first_thousand_have_no_position(
 
 def test_an_idle_engine_shows_no_request() -> None:
     engine, _ = make_engine()
-    assert engine.live_views() == ()
+    assert engine.output_views() == ()

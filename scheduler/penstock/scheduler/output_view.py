@@ -1,6 +1,6 @@
-"""Lists all live requests, for operators.
+"""Lists the outputs of all live requests, for operators.
 
-The view of a request contains no token ids and no text. Read-only; may take milliseconds.
+A view contains no token ids and no text. Read-only; may take milliseconds.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveView:
+class OutputView:
     """The state of one output of a request. Times are absolute seconds on the engine's clock.
 
     Attributes:
         waits_for: Why it is not admitted yet; only while PENDING.
         queue_position: The number of requests ahead, only while PENDING; None if it was not
-            computed (see `live_views`).
+            computed (see `output_views`).
         slot: Its slot in the running batch, -1 while PENDING.
         deadline_s: The earliest deadline still open, or its time limit if earlier; infinite without
             any.
@@ -52,9 +52,9 @@ MAX_POSITIONS = 1000
 """Maximum number of waiting requests with a queue position."""
 
 
-def live_views(
+def output_views(
     arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
-) -> tuple[LiveView, ...]:
+) -> tuple[OutputView, ...]:
     """Return the views of the running requests, the highest class and earliest arrival first, then
     the views of the waiting requests, in queue order.
 
@@ -75,10 +75,10 @@ def _seniority(request: Request) -> tuple[int, int]:
     return request.seniority
 
 
-def _running(arrays: SlotArrays, request: Request) -> LiveView:
+def _running(arrays: SlotArrays, request: Request) -> OutputView:
     spec, slot = request.spec, request.slot
     num_prompt = spec.num_original_prompt_tokens
-    return LiveView(
+    return OutputView(
         key=spec.key,
         request_id=spec.request_id,
         tenant=spec.tenant,
@@ -97,9 +97,9 @@ def _running(arrays: SlotArrays, request: Request) -> LiveView:
     )
 
 
-def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> LiveView:
+def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> OutputView:
     spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
-    return LiveView(
+    return OutputView(
         key=spec.key,
         request_id=spec.request_id,
         tenant=spec.tenant,
