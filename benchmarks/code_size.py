@@ -91,6 +91,9 @@ class _Profile:
         sys.setprofile(None)
 
     def path(self) -> RequestPath:
+        """Return what was counted. Raises RuntimeError if no traced function was called."""
+        if not self.functions:
+            raise RuntimeError(f"the installed penstock is not the one in {_ROOT}")
         files: Counter[str] = Counter()
         for (name, _), num in self.functions.items():
             files[name.removeprefix(f"{_ROOT}/")] += num
