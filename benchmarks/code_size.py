@@ -140,7 +140,7 @@ async def trace() -> RequestPath:
         (Path(folder) / "config.json").write_text(json.dumps({"vocab_size": _VOCAB_SIZE}))
         write_tokenizer(Path(folder), _VOCAB_SIZE)
         text = ModelText.load(Path(folder))
-    recorder = RequestRecorder(lambda _: True)
+    recorder = RequestRecorder(lambda _: None)
     server = FrontServer(
         text, FrontConfig(front_id=1), port=port, recorder=recorder, is_tracing=True
     )
