@@ -98,10 +98,12 @@ class ScriptedPort:
         self._steps = itertools.count(1)
         self._up = asyncio.Event()
 
-    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
+    def submit(self, specs: tuple[RequestSpec, ...], kept: KeptRequest | None = None) -> None:
+        del kept
         if not self.is_up:
             raise EngineUnavailable("down")
-        self._submitted.put_nowait(specs)
+        if specs:
+            self._submitted.put_nowait(specs)
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         self.cancelled.append((keys, reason))
@@ -117,11 +119,6 @@ class ScriptedPort:
 
     async def wait_up(self) -> None:
         await self._up.wait()
-
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        del kept
-        if specs:
-            self.submit(specs)
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """Report the stream as attached, without a kept request."""
