@@ -25,7 +25,7 @@ class FaultKind(enum.StrEnum):
     """The request gets no token in this step (count 0). Pipeline depth 1 only."""
     EXTRA_TOKENS = "extra_tokens"
     """The request gets `Fault.num_extra` additional tokens, as with speculative decoding, limited
-    by its blocks. Pipeline depth 1 only.
+    by its blocks and by the maximum sequence length. Pipeline depth 1 only.
     """
     EXECUTOR_DIES = "executor_dies"
     """`collect` of this step, and every later `launch` and `collect`, raise ExecutorDied."""

@@ -329,6 +329,15 @@ def test_extra_tokens_stay_within_the_blocks() -> None:
     assert len(hand.step((0, 0, 3)).tokens) == 2
 
 
+def test_extra_tokens_stay_within_the_maximum_length() -> None:
+    hand = StepLauncher(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=9)))
+    hand.admit(spec_of(1, *range(31)), 0)
+    hand.arrays.num_blocks[0] = 8
+    hand.arrays.block_table[0] = np.arange(8)
+
+    assert len(hand.step((0, 0, 31)).tokens) == 1
+
+
 def test_the_step_already_launched_reports_the_failure_again() -> None:
     hand = StepLauncher(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1), depth=2))
     hand.admit(spec_of(1, 5, 6, 7), 0)

@@ -260,7 +260,8 @@ class SimulatedExecutor:
         is_plain = bool((counts == 1).all())
         # With more than one token, the keys and values of all but the last are written too.
         capacity = batch.arrays.num_blocks[slots] * self._info.block_size
-        counts = np.minimum(counts, capacity - positions + 1).astype(np.int32)
+        most = np.minimum(capacity + 1, self._info.max_seq_len)
+        counts = np.minimum(counts, most - positions).astype(np.int32)
         rows = np.repeat(np.arange(len(slots)), counts)
         firsts = np.repeat(np.cumsum(counts) - counts, counts)
         token_positions = positions[rows] + np.arange(len(rows)) - firsts
