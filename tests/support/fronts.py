@@ -297,30 +297,21 @@ async def serving(
 
 
 async def block_writer(served: ServedFront) -> int:
-    """Send tokens until the writer of the next request's stream blocks; return the
-    request's key.
-    """
-    (spec,) = await served.port.next_submission()
-    served.port.admit(spec.key)
-    output = served.server.front.table.output(spec.key)
-    assert output is not None
-    stream = output.request.stream
+    """Send tokens until the writer of the next request blocks; return the request's key."""
+    key = await served.port.next_key()
+    served.port.admit(key)
     token_id = served.encode("a")[0]
-    async with (
-        asyncio.timeout(TEST_TIMEOUT_S),
-        grpc.aio.insecure_channel(served.address) as channel,
-    ):
+    async with asyncio.timeout(TEST_TIMEOUT_S), open_channel(served.address) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(channel)
         while True:
-            for _ in range(200):
-                served.port.emit(tokens=[(spec.key, token_id)])
+            served.port.send(key, [token_id] * 200)
             # During these calls, a writer that is not blocked writes the backlog.
             for _ in range(20):
                 await models.GetModel(GetModelRequest())
-                if stream.num_backlog_tokens == 0:
+                if served.server.front.num_backlog_tokens == 0:
                     break
             else:
-                return spec.key
+                return key
 
 
 @dataclass(frozen=True)
