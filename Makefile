@@ -86,9 +86,10 @@ install: $(READY)
 
 $(READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
-	@echo "Compiling the CPU kernels, then fetching and installing packages into $(VENV): several minutes, silent"
-	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python $(PIP) install "$(TORCH_REQUIREMENT)" --editable ".[torch,dev]"
+	@echo "1/2 Compiling the CPU kernels, up to two minutes, and installing Penstock and the tools of its checks, tests and docs into $(VENV)"
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check install "$(TORCH_REQUIREMENT)" --editable ".[torch,dev]"
+	@echo "2/2 Installing the grammar compilers that the tests of constraints need"
 	@# Without what they ask for: triton alone is 200 MB, and only apache-tvm-ffi is missing.
 	for version in $(XGRAMMARS); do \
 		$(BIN)/python $(PIP) install --no-deps --upgrade --target "$(VENV)/xgrammar/$$version" \

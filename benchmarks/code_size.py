@@ -91,6 +91,9 @@ class _Profile:
         sys.setprofile(None)
 
     def path(self) -> RequestPath:
+        """Return what was counted. Raises RuntimeError if no traced function was called."""
+        if not self.functions:
+            raise RuntimeError(f"the installed penstock is not the one in {_ROOT}")
         files: Counter[str] = Counter()
         for (name, _), num in self.functions.items():
             files[name.removeprefix(f"{_ROOT}/")] += num
@@ -137,7 +140,7 @@ async def trace() -> RequestPath:
         (Path(folder) / "config.json").write_text(json.dumps({"vocab_size": _VOCAB_SIZE}))
         write_tokenizer(Path(folder), _VOCAB_SIZE)
         text = ModelText.load(Path(folder))
-    recorder = RequestRecorder(lambda _: True)
+    recorder = RequestRecorder(lambda _: None)
     server = FrontServer(
         text, FrontConfig(front_id=1), port=port, recorder=recorder, is_tracing=True
     )

@@ -50,7 +50,7 @@ _TITLES = {
     "stats.proto": "Figures",
 }
 _INTRODUCTION = """\
-<!-- Written by docs/tools/contract_page.py from protos/; `make pages` writes it anew. -->
+<!-- Generated from protos/ by docs/tools/contract_page.py; run `make pages` to update. -->
 
 # Contract
 

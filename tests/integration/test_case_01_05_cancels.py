@@ -25,7 +25,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import make_engine, make_info, make_spec
-from support.fronts import SMALL_WINDOW, ServedFront, serving
+from support.fronts import SMALL_WINDOW, block_writer, serving
 from support.generate_requests import text_request
 from support.stepped_service import SteppedService, ids_of, request, stepped
 from support.timeout import TEST_TIMEOUT_S, until_true
@@ -167,26 +167,6 @@ async def test_case_04_cancel_racing_completion_at_the_client(text: ModelText) -
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED}
 
 
-async def until_blocked(served: ServedFront) -> int:
-    """Send tokens until the writer of the next request's stream blocks; return the
-    request's key.
-    """
-    (spec,) = await served.port.next_submission()
-    served.port.admit(spec.key)
-    output = served.server.front.table.output(spec.key)
-    assert output is not None
-    token_id = served.encode("a")[0]
-    num_idle = 0
-    async with asyncio.timeout(TEST_TIMEOUT_S):
-        while num_idle < 200:
-            if not output.request.stream.num_backlog_tokens:
-                served.port.emit(tokens=[(spec.key, token_id)] * 100)
-                num_idle = 0
-            num_idle += 1
-            await asyncio.sleep(0.001)  # the peer's window is its own process's business
-    return spec.key
-
-
 @pytest.mark.parametrize("how", ["cancel", "hang up"])
 async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str) -> None:
     """The blocked write raises CancelledError after a cancel of the call, and ExecuteBatchError
@@ -197,7 +177,7 @@ async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str
         message = text_request()
         message.output.return_token_ids = True
         call = served.stub.Generate(message)
-        key = await until_blocked(served)
+        key = await block_writer(served)
         if how == "cancel":
             call.cancel()
         else:

@@ -203,6 +203,24 @@ async def test_the_pool_bounds_a_batch(server: ScriptedServer, time: FakeTime) -
         await adapter.close()
 
 
+async def test_sixteen_requests_are_concurrent_by_default(
+    adapter: ClientAdapter, server: ScriptedServer
+) -> None:
+    sixteen = asyncio.Event()
+
+    async def wait_for_others(call: ServedCall) -> None:
+        if len(server.requests) >= 16:
+            sixteen.set()
+        await until(sixteen)
+        await echo(call)
+
+    server.scripts.extend([wait_for_others] * 20)
+
+    results = await adapter.all_of(["x"] * 20)
+
+    assert [type(result) for result in results] == [Generation] * 20
+
+
 @pytest.mark.parametrize("kind", [Client, SyncClient])
 def test_bad_batches_are_rejected_at_once(kind: type[Client] | type[SyncClient]) -> None:
     client = kind()

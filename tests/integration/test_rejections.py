@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -19,12 +20,14 @@ from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.prompt import UNSUPPORTED_FIELDS
 from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
 from penstock.server.rpc.service_names import MODEL, method_name
+from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
-from support.fronts import ServedFront, rich_error
+from support.fronts import ServedFront, rich_error, serving
 from support.generate_requests import text_request
 from support.timeout import TEST_TIMEOUT_S
+from support.tiny_tokenizers import write_model_folder
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 
@@ -136,6 +139,28 @@ async def test_unsupported_fields_are_unimplemented_by_name(served: ServedFront,
     assert error.info.metadata["feature"] == UNSUPPORTED_FIELDS[path]
     indexed = path.replace("messages", "messages[0]").replace("parts", "parts[0]")
     assert error.info.metadata["field"] == indexed
+
+
+async def test_tool_calls_without_a_template_for_them_are_rejected_by_their_path(
+    tmp_path: Path,
+) -> None:
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    folder = write_model_folder(tmp_path / "tiny", settings={"chat_template": source})
+    text = ModelText.load(folder, name="tiny")
+    call = prompt_pb2.ToolCall(id="1", name="now")
+    message = pb.GenerateRequest(
+        chat_prompt=prompt_pb2.ChatPrompt(
+            messages=[
+                prompt_pb2.ChatMessage(role="user", parts=[ContentPart(text="x")]),
+                prompt_pb2.ChatMessage(role="assistant", tool_calls=[call]),
+            ]
+        )
+    )
+    async with serving(text) as served:
+        error = rich_error(await rejection(served, message))
+    text.close()
+    assert error.info.metadata["feature"] == "tools"
+    assert error.info.metadata["field"] == "chat_prompt.messages[1].tool_calls"
 
 
 @pytest.mark.parametrize("method", sorted(UNIMPLEMENTED_METHODS))

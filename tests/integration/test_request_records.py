@@ -78,7 +78,7 @@ def act_fail(reason: FailureReason) -> Callable[[ServedFront, Call], Awaitable[N
 
 
 def break_engine_talk(served: ServedFront) -> None:
-    def broken(specs: object) -> None:
+    def broken(specs: object, kept: object = None) -> None:
         raise ZeroDivisionError("canary of a prompt")
 
     served.port.submit = broken  # type: ignore[method-assign]

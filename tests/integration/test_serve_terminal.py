@@ -69,9 +69,8 @@ def test_a_terminal_shows_one_banner_short_log_lines_and_nothing_twice() -> None
     assert names == ["model", "address", "operations", "status page", "try", "stop"], shown
     address = next(line for line in rows if "address " in line).split()[1]
     assert any(re.search(r"http://127\.0\.0\.1:\d+/$", line) for line in rows)
-    assert any(
-        line.endswith(f'penstock generate "Once upon a time" --address {address}') for line in rows
-    )
+    suggested = f' generate "Once upon a time" --address {address}'
+    assert any(line.endswith(suggested) for line in rows)
     assert lines[0].endswith(" is starting ...")
     assert lines[1].startswith("Loading ")
     ready = next(line for line in lines if line.startswith("Penstock is ready after "))

@@ -119,14 +119,15 @@ async def test_a_connection_that_answers_no_ping_is_closed(text: ModelText) -> N
 
 
 async def test_a_stream_beyond_the_connection_grace_is_closed(text: ModelText) -> None:
-    keepalive = KeepaliveConfig(max_connection_age_s=3.0, max_connection_age_grace_s=0.1)
+    keepalive = KeepaliveConfig(max_connection_age_s=0.5, max_connection_age_grace_s=0.1)
     async with serving(text, keepalive=keepalive) as served:
-        message = text_request()
-        call = served.stub.Generate(message)
-        (spec,) = await served.port.next_submission()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(call)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        submission = asyncio.ensure_future(served.port.next_submission())
+        # On a slow machine, a connection can be closed before its request is submitted.
+        while not submission.done():
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(served.stub.Generate(text_request()))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        (spec,) = submission.result()
         keys, _ = await served.port.next_cancel()
         assert keys == (spec.key,)
 

@@ -14,10 +14,16 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import model_service_pb2_grpc
-from penstock.v1.model_service_pb2 import GetModelRequest
 from support.core import FakeClock
-from support.fronts import SMALL_WINDOW, ServedFront, collect, rich_error, serving, text_of
+from support.fronts import (
+    SMALL_WINDOW,
+    ServedFront,
+    block_writer,
+    collect,
+    rich_error,
+    serving,
+    text_of,
+)
 from support.generate_requests import text_request
 from support.timeout import TEST_TIMEOUT_S, until_true
 
@@ -34,33 +40,6 @@ async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
             return
         served.port.emit(tokens=[(key, token_id)] * 8)
         await asyncio.sleep(0)
-
-
-async def block_writer(served: ServedFront) -> int:
-    """Send tokens until the writer of the next request's stream blocks; return the
-    request's key.
-    """
-    (spec,) = await served.port.next_submission()
-    served.port.admit(spec.key)
-    output = served.server.front.table.output(spec.key)
-    assert output is not None
-    stream = output.request.stream
-    token_id = served.encode("a")[0]
-    async with (
-        asyncio.timeout(TEST_TIMEOUT_S),
-        grpc.aio.insecure_channel(served.address) as channel,
-    ):
-        models = model_service_pb2_grpc.ModelServiceStub(channel)
-        while True:
-            for _ in range(200):
-                served.port.emit(tokens=[(spec.key, token_id)])
-            # During these calls, a writer that is not blocked writes the backlog.
-            for _ in range(20):
-                await models.GetModel(GetModelRequest())
-                if stream.num_backlog_tokens == 0:
-                    break
-            else:
-                return spec.key
 
 
 def request(request_id: str | None = None) -> pb.GenerateRequest:

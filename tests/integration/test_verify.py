@@ -325,7 +325,7 @@ async def test_without_a_service_verification_could_not_run() -> None:
         unused.bind(("127.0.0.1", 0))
         result = await verify("--address", f"127.0.0.1:{unused.getsockname()[1]}")
 
-    assert result.code == 2
+    assert result.code == 3
     assert "penstock verify: no service at 127.0.0.1:" in result.err
     assert "Traceback" not in result.err
 

@@ -45,6 +45,8 @@ from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1 import model_service_pb2_grpc
+from penstock.v1.model_service_pb2 import GetModelRequest
 from support import tiny_tokenizers
 from support.link import hello
 from support.timeout import TEST_TIMEOUT_S
@@ -96,10 +98,12 @@ class ScriptedPort:
         self._steps = itertools.count(1)
         self._up = asyncio.Event()
 
-    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
+    def submit(self, specs: tuple[RequestSpec, ...], kept: KeptRequest | None = None) -> None:
+        del kept
         if not self.is_up:
             raise EngineUnavailable("down")
-        self._submitted.put_nowait(specs)
+        if specs:
+            self._submitted.put_nowait(specs)
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         self.cancelled.append((keys, reason))
@@ -115,11 +119,6 @@ class ScriptedPort:
 
     async def wait_up(self) -> None:
         await self._up.wait()
-
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        del kept
-        if specs:
-            self.submit(specs)
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """Report the stream as attached, without a kept request."""
@@ -295,6 +294,24 @@ async def serving(
             yield ServedFront(server, port, address, channel)
     finally:
         await server.stop()
+
+
+async def block_writer(served: ServedFront) -> int:
+    """Send tokens until the writer of the next request blocks; return the request's key."""
+    key = await served.port.next_key()
+    served.port.admit(key)
+    token_id = served.encode("a")[0]
+    async with asyncio.timeout(TEST_TIMEOUT_S), open_channel(served.address) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        while True:
+            served.port.send(key, [token_id] * 200)
+            # During these calls, a writer that is not blocked writes the backlog.
+            for _ in range(20):
+                await models.GetModel(GetModelRequest())
+                if served.server.front.num_backlog_tokens == 0:
+                    break
+            else:
+                return key
 
 
 @dataclass(frozen=True)

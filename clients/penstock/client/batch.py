@@ -22,6 +22,9 @@ failed."""
 
 OnEvent: TypeAlias = Callable[[int, Event], None]
 
+DEFAULT_MAX_CONCURRENCY = 16
+"""Number of requests that a batch opens concurrently by default."""
+
 MAX_HELD_ITEMS = 2
 """Maximum number of items that were read from streams and not yet returned to the caller, per
 concurrent request."""

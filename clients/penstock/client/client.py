@@ -24,6 +24,7 @@ import grpc
 import penstock.v1 as pb
 from penstock.client.argument_types import require_number, require_type
 from penstock.client.batch import (
+    DEFAULT_MAX_CONCURRENCY,
     BatchItem,
     BatchRequest,
     BatchResults,
@@ -317,7 +318,7 @@ class Client(ModelCalls):
         self,
         requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
         *,
-        max_concurrency: int,
+        max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         deadline_s: float | None = None,
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
@@ -355,7 +356,7 @@ class Client(ModelCalls):
         self,
         requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
         *,
-        max_concurrency: int,
+        max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         on_event: OnEvent | None = None,
         deadline_s: float | None = None,
         metadata: Metadata = (),

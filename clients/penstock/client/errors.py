@@ -68,6 +68,7 @@ _WRONG_PORT = (
     " the main port; `penstock serve` prints both"
 )
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
+_NUM_MORE = re.compile(r" \(and \d+ more\)$")
 _CONNECTING = re.compile(
     r"^failed to connect to all addresses; last error: [A-Z_]+: \S+ (?:Failed to connect[^:]*: )?"
 )
@@ -127,12 +128,18 @@ class PenstockError(Exception):
     def __str__(self) -> str:
         """Format the failure as one line, see the class."""
         reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
-        parts = [f"{self.code.name}{reason}: {_CONNECTING.sub('', self.message)}"]
+        message = _CONNECTING.sub("", self.message)
+        if self.field_violations:
+            # The message has only the first field.
+            message = _NUM_MORE.sub("", message)
+        parts = [f"{self.code.name}{reason}: {message}"]
         parts += [
             f"{bad.field}: {bad.description}"
             for bad in self.field_violations
-            if bad.field not in self.message
+            if f"{bad.field}: {bad.description}" not in message
         ]
+        if "num_more_violations" in self.metadata:
+            parts.append(f"and {self.metadata['num_more_violations']} more")
         if self.estimate_s is not None:
             parts.append(f"estimated time {self.estimate_s:g} s")
         if self.retry_after_s is not None:

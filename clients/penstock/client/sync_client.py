@@ -11,7 +11,12 @@ from typing import Unpack
 
 import grpc
 
-from penstock.client.batch import BatchItem, BatchRequest, OnEvent
+from penstock.client.batch import (
+    DEFAULT_MAX_CONCURRENCY,
+    BatchItem,
+    BatchRequest,
+    OnEvent,
+)
 from penstock.client.blocking import (
     THREADS,
     BlockingAdapter,
@@ -106,7 +111,7 @@ class SyncClient(BlockingAdapter[Client]):
         self,
         requests: Iterable[BatchRequest],
         *,
-        max_concurrency: int,
+        max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         deadline_s: float | None = None,
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
@@ -125,7 +130,7 @@ class SyncClient(BlockingAdapter[Client]):
         self,
         requests: Iterable[BatchRequest],
         *,
-        max_concurrency: int,
+        max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         on_event: OnEvent | None = None,
         deadline_s: float | None = None,
         metadata: Metadata = (),

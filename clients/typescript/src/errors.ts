@@ -52,12 +52,15 @@ export class PenstockError extends Error {
   constructor(failure: Failure) {
     const { code, reason = "", fieldViolations = [] } = failure;
     const detail = reason === "" || reason === Status[code] ? "" : ` (${reason})`;
+    const { message, info } = failure;
+    // The message has only the first field.
+    const text = fieldViolations.length > 0 ? message.replace(/ \(and \d+ more\)$/, "") : message;
     const fields = fieldViolations
-      .filter((bad) => !failure.message.includes(bad.field))
-      .map((bad) => `; ${bad.field}: ${bad.description}`);
-    super(`${Status[code]}${detail}: ${failure.message}${fields.join("")}`, {
-      cause: failure.cause,
-    });
+      .map((bad) => `${bad.field}: ${bad.description}`)
+      .filter((line) => !text.includes(line));
+    const numMore = info?.["num_more_violations"];
+    if (numMore !== undefined) fields.push(`and ${numMore} more`);
+    super([`${Status[code]}${detail}: ${text}`, ...fields].join("; "), { cause: failure.cause });
     this.#text = failure.message;
     this.code = code;
     this.reason = reason;

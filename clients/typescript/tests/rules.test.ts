@@ -41,6 +41,22 @@ test("targets of several servers are dealt calls in turn", () => {
   assert.throws(() => channelOptions("a:1", { keepaliveMs: 10 }), /keepaliveMs/);
 });
 
+test("the text of an error has every invalid field once", () => {
+  const error = new PenstockError({
+    code: Codes.INVALID_ARGUMENT,
+    message: "bad request: stopping.max_tokens: too many (and 20 more)",
+    fieldViolations: [
+      { field: "stopping.max_tokens", description: "too many" },
+      { field: "sampling.top_p", description: "must be in (0, 1]" },
+    ],
+    info: { num_more_violations: "19" },
+  });
+  const text =
+    "INVALID_ARGUMENT: bad request: stopping.max_tokens: too many;" +
+    " sampling.top_p: must be in (0, 1]; and 19 more";
+  assert.equal(error.message, text);
+});
+
 test("a token does not cross a network in plain text", () => {
   for (const target of [
     "127.0.0.1:1",

@@ -93,16 +93,17 @@ def test_text_names_status_reason_and_every_field_once() -> None:
     unlisted = FieldViolation(field="sampling.top_p", description="must be in (0, 1]")
     failure = Failure(
         code=grpc.StatusCode.INVALID_ARGUMENT,
-        message="bad request: stopping.max_tokens: too many (and 1 more)",
+        message="bad request: stopping.max_tokens: too many (and 20 more)",
         reason="PROMPT_TOO_LONG",
         field_violations=(reported, unlisted),
+        metadata={"num_more_violations": "19"},
     )
 
     text = str(error_of(failure))
 
     assert text == (
-        "INVALID_ARGUMENT (PROMPT_TOO_LONG): bad request: stopping.max_tokens: too many"
-        " (and 1 more); sampling.top_p: must be in (0, 1]"
+        "INVALID_ARGUMENT (PROMPT_TOO_LONG): bad request: stopping.max_tokens: too many;"
+        " sampling.top_p: must be in (0, 1]; and 19 more"
     )
 
 

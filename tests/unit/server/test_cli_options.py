@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -84,9 +86,28 @@ def test_penstock_top_is_suggested_only_where_rich_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("rich", reason="needs the extra top")
+    monkeypatch.setattr(sys, "argv", ["penstock", "serve"])
     assert "penstock top" in "\n".join(banner_lines(READY))
     monkeypatch.setitem(sys.modules, "rich", None)
     assert "penstock top" not in "\n".join(banner_lines(READY))
+
+
+@pytest.mark.parametrize(
+    ("called", "shown"),
+    [
+        (".venv/bin/penstock", ".venv/bin/penstock"),
+        ("/my env/bin/penstock", "'/my env/bin/penstock'"),
+        ("/env/penstock/tools/__main__.py", f"{shlex.quote(sys.executable)} -m penstock.tools"),
+    ],
+)
+def test_the_banner_calls_penstock_by_name_only_where_a_shell_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, called: str, shown: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called, "serve"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert f"  {shown} generate " in "\n".join(banner_lines(READY))
+    (tmp_path / "penstock").touch(mode=0o755)
+    assert "  penstock generate " in "\n".join(banner_lines(READY))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,16 @@ from penstock.tools.command_line import main
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("grow", "penstock: error: unknown command 'grow'; known are serve, build, generate,"),
-        ("generat", "penstock: error: unknown command 'generat'; did you mean generate? (see"),
-        ("--verson", "penstock: error: unrecognized arguments: --verson; did you mean --version?"),
-        ("--", "penstock: error: "),
-        ("generate", "penstock generate: error: the following arguments are required: prompt"),
-        ("generate Hi --max-tokens many", "penstock generate: error: argument --max-tokens: "),
+        ("grow", "penstock: unknown command 'grow'; known are serve, build, generate,"),
+        ("generat", "penstock: unknown command 'generat'; did you mean generate? (see"),
+        ("--verson", "penstock: unrecognized arguments: --verson; did you mean --version?"),
+        ("--", "penstock: "),
+        ("generate", "penstock generate: the following arguments are required: prompt"),
+        ("generate Hi --max-tokens many", "penstock generate: argument --max-tokens: "),
         ("generate Hi --temprature=4", "--temprature=4; did you mean --temperature? (see penstock"),
+        ("generate Hi --temprature hi", "arguments: --temprature; did you mean --temperature?"),
+        ("generate Hi -t -1", "unrecognized arguments: -t (see penstock generate --help)"),
+        ("generate Hi there", "unrecognized arguments: there (see penstock generate --help)"),
         ("generate Hi --top-k -1", "must be from 0 to 4294967295, not -1"),
         (
             "generate Hi --deadline nan",
@@ -29,7 +32,10 @@ from penstock.tools.command_line import main
             )
             for command in ("generate Hi", "models", "health", "chat")
         ),
-        ("bench --address x --rate 3", "--address --rate 3; did you mean --rates? (see penstock"),
+        (
+            "bench --address x --rate 3",
+            "arguments: --address --rate; did you mean --rates? (see penstock",
+        ),
         ("bench 127.0.0.1:1", "penstock bench: --rates, --concurrency or --trace must be given"),
         ("bench 192.0.2.1:1 --rates 1", "192.0.2.1:1 is not this machine; add --allow-remote"),
         ("bench 127.0.0.1:1 --rates 1 --channels 0", "--channels must be in 1.."),
@@ -88,7 +94,7 @@ from penstock.tools.command_line import main
                 ("--simulated-config {", "simulated-config"),
             )
         ),
-        ("serve --bogus", "penstock serve: error: unrecognized arguments: --bogus (see penstock"),
+        ("serve --bogus", "penstock serve: unrecognized arguments: --bogus (see penstock"),
         ("serve --max-num-seq=4", "--max-num-seq=4; did you mean --max-num-seqs? (see penstock"),
         ("serve --order lifo", "penstock serve: --order must be one of fair, fcfs, not 'lifo'"),
     ],

@@ -1,5 +1,5 @@
-"""How the demo measures the capacity for its scene on deadlines, and how it checks that the load
-exceeded that capacity.
+"""How the demo measures the capacity for its scene on deadlines, how it checks that the load
+exceeded that capacity, and how it counts outcomes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import grpc
 import pytest
 
-from penstock.client import Client
+from penstock.client import Client, DeadlineExceeded
+from penstock.client.errors import Failure, error_of
 from penstock.tools.demo import deadline
 
 
@@ -40,3 +42,24 @@ async def test_capacity_is_measured_with_all_slots_busy() -> None:
 @pytest.mark.parametrize(("share", "expected"), [(0.0, True), (11 / 16, True), (0.9, False)])
 def test_a_load_that_is_served_in_time_is_no_overload(share: float, expected: bool) -> None:
     assert deadline.was_overload(share) is expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "expected"),
+    [
+        ("DEADLINE_UNREACHABLE", "PENDING", "rejected"),
+        ("DEADLINE_UNREACHABLE", "PROCESSING", "ended early"),
+        ("DEADLINE_EXCEEDED", "PROCESSING", "too late"),
+        ("", "", "too late"),  # the client detected that the deadline passed
+    ],
+)
+def test_only_what_ran_to_its_deadline_is_too_late(reason: str, state: str, expected: str) -> None:
+    failure = Failure(
+        code=grpc.StatusCode.DEADLINE_EXCEEDED,
+        message="late",
+        reason=reason,
+        metadata={"state": state} if state else {},
+    )
+    error = error_of(failure)
+    assert isinstance(error, DeadlineExceeded)
+    assert deadline.outcome_of(error) == expected

@@ -1,5 +1,5 @@
 """Which sequences of request states the demo accepts as complete, how it reports failures, and that
-it prints a state after the text before it.
+it prints a state after the text before it, with what its time means.
 """
 
 import io
@@ -23,7 +23,7 @@ from penstock.client import (
 )
 from penstock.client.errors import Failure, error_of
 from penstock.tools.demo.run import DemoRequest, DemoRun
-from penstock.tools.demo.view import LineView
+from penstock.tools.demo.view import LineView, pane_lines
 
 
 def make_run(name: str = "romeo") -> DemoRun:
@@ -147,4 +147,14 @@ def test_a_state_comes_after_the_text_before_it() -> None:
     run.on_event(accepted(), 0.0)
     view.on_state(run)
 
-    assert out.getvalue() == "romeo    | unfinished\nromeo    | * PENDING after 0 ms\n"
+    assert out.getvalue() == "romeo    | unfinished\nromeo    | * PENDING since 0 ms\n"
+
+
+def test_a_pane_gives_the_time_since_which_a_request_runs_and_after_which_it_ended() -> None:
+    def heading(run: DemoRun) -> str:
+        lines = pane_lines([run], columns=80, rows=10)
+        return lines[0].removeprefix("\x1b[1m").removesuffix("\x1b[0m")
+
+    assert heading(make_run()) == "romeo: SUBMITTED, 0 tokens"
+    assert heading(play(make_run(), whole_life()[:4])) == "romeo: PROCESSING since 20 ms, 1 token"
+    assert heading(play(make_run(), whole_life())) == "romeo: COMPLETED after 50 ms, 2 tokens"

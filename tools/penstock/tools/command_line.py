@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The command's parser handles its options.
         asked = getattr(args, "parser", parser)
         if unknown:
-            asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+            asked.error(f"unrecognized arguments: {' '.join(_without_values(unknown))}")
         if asked is parser:
             parser.error("a command is required")
     except SystemExit as stop:
@@ -69,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 0
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
+
+
+def _without_values(unknown: list[str]) -> list[str]:
+    """Return the options in unrecognized arguments, without what may be their values; all arguments
+    if none is an option."""
+    options = [word for word in unknown if word[:1] == "-" and not word[1:2].isdecimal()]
+    return options or unknown
 
 
 def _missing_package(words: Sequence[str]) -> str:

@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
             words = (word.partition("=")[0] for word in message.split())
             likely = (nearest(word, options) for word in words if word.startswith("--"))
             message += next(filter(None, likely), "")
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Same as argparse's method, but the error for an unknown command suggests a similar

@@ -11,6 +11,8 @@ import contextlib
 import logging
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -315,17 +317,29 @@ def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
     With TLS, only the help is suggested, because the commands need files whose paths are unknown
     here.
     """
+    program = _program()
     if ready.has_tls:
-        return [(True, "penstock generate --help  (connection: --tls)")]
-    commands = [(True, f'penstock generate "{_PROMPT}"')]
+        return [(True, f"{program} generate --help  (connection: --tls)")]
+    commands = [(True, f'{program} generate "{_PROMPT}"')]
     if default_address(os.environ) != ready.address:
         commands = [(True, f"{commands[0][1]} --address {ready.address}")]
     if (operations := ready.operations_address) is not None and find_spec("rich"):
         is_default = default_operations_address(os.environ) == operations
         commands.append(
-            (False, "penstock top" + ("" if is_default else f" --address {operations}"))
+            (False, f"{program} top" + ("" if is_default else f" --address {operations}"))
         )
     return commands
+
+
+def _program() -> str:
+    """Return how a shell calls penstock: by name if it is on PATH, otherwise as this process was
+    called.
+    """
+    if shutil.which("penstock"):
+        return "penstock"
+    if Path(sys.argv[0]).name == "penstock":
+        return shlex.quote(sys.argv[0])
+    return f"{shlex.quote(sys.executable)} -m penstock.tools"
 
 
 def _executor(ready: "ServiceReady") -> str:

@@ -362,7 +362,7 @@ class Front:
                 self._keep_result(request)
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
                 for result in self.results:
-                    self.port.submit_kept((), result)
+                    self.port.submit((), result)
 
     def on_events(self, events: StepEvents) -> None:
         """Pass the events of one engine step to the streams of their requests, and refund the

@@ -40,12 +40,9 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
     EngineUnavailable if no engine is connected.
     """
     kept = kept_of(request)
-    if kept is not None:
-        port.submit_kept(specs, kept)
-    elif request.is_detached:
+    if kept is None and request.is_detached:
         return False
-    else:
-        port.submit(specs)
+    port.submit(specs, kept)
     return True
 
 
@@ -99,7 +96,7 @@ def submit_result(port: EnginePort, request: LiveRequest) -> None:
     Raises EngineUnavailable if no engine is connected."""
     result = result_of(request)
     if result is not None:
-        port.submit_kept((), result)
+        port.submit((), result)
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:

@@ -65,7 +65,6 @@ _BYTES_PER_TOKEN: Final = 4
 """Approximate bytes of text per token id, used to schedule and limit token ids like texts."""
 _SALT_BYTES = 16
 WINDOW_PATH = "chat_prompt.window_tokens"
-_TOOLS_PATH = "chat_prompt.tools"
 _ARGUMENTS_PATH = "chat_prompt.template_arguments"
 T = TypeVar("T")
 
@@ -380,7 +379,7 @@ def _text_error(error: TextError, path: str) -> RequestError:
         case ChatTemplateMissing():
             return unsupported_feature("chat_prompt", path, cause=str(error))
         case ToolsUnsupported():
-            return unsupported_feature("tools", _TOOLS_PATH, cause=str(error))
+            return unsupported_feature("tools", f"chat_prompt.{error.field}", cause=str(error))
         case BadTemplateArgument():
             return invalid_field(_ARGUMENTS_PATH, str(error))
         case WindowTooSmall():

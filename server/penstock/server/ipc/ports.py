@@ -36,9 +36,11 @@ class EnginePort(Protocol):
         """Number of bytes for the engine that are buffered in this process."""
         ...
 
-    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
+    def submit(self, specs: tuple[RequestSpec, ...], kept: KeptRequest | None = None) -> None:
         """Submit the outputs of one request, in order.
 
+        With `kept`, the engine keeps the stream for Resume, and the request continues when the
+        client's call ends; if `specs` is empty, the request has ended, and its stream is only kept.
         A rejection (queue full, id in use, too large) arrives as one `Failed` event per output.
         Raises `EngineUnavailable` when no engine is connected.
         """
@@ -63,13 +65,6 @@ class EnginePort(Protocol):
 
     async def wait_up(self) -> None:
         """Wait until an engine is connected."""
-        ...
-
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Like `submit`, for a resumable request: it continues when the client's call ends.
-
-        If `specs` is empty, the request has ended, and the engine only keeps its stream.
-        """
         ...
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:

@@ -112,10 +112,10 @@ class UnixEnginePort:
         self._flush()
         await self._connection.close()
 
-    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Submit the outputs of one request, in order. Raises EngineUnavailable if no engine is
-        connected."""
-        self._write(encode(Submit(specs=specs)))
+    def submit(self, specs: tuple[RequestSpec, ...], kept: KeptRequest | None = None) -> None:
+        """Submit the outputs of one request (see `EnginePort.submit`). Raises EngineUnavailable if
+        no engine is connected."""
+        self._write(encode(Submit(specs=specs, kept=kept)))
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         """Cancel the outputs with these keys. Does nothing when no engine is connected."""
@@ -133,11 +133,6 @@ class UnixEnginePort:
         return await self._cancels.call(
             lambda ticket: self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
         )
-
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Submit a request whose stream the engine keeps for Resume; `specs` is empty if it has
-        ended. Raises EngineUnavailable if no engine is connected."""
-        self._write(encode(Submit(specs=specs, kept=kept)))
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """Attach the stream of a request to this front; `on_attached` receives the response.

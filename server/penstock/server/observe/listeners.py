@@ -36,31 +36,23 @@ class EngineListeners:
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Notify the listeners of a submitted request, before its outputs are queued or
         rejected."""
-        for listener in self._listeners:
-            try:
-                listener.note_submit(specs)
-            except Exception as error:
-                self._remove(listener, error)
+        self._notify(lambda listener: listener.note_submit(specs))
 
     def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
         """Notify the listeners that a step is about to be launched."""
-        for listener in self._listeners:
-            try:
-                listener.note_launch(batch, chunks, launched_s)
-            except Exception as error:
-                self._remove(listener, error)
+        self._notify(lambda listener: listener.note_launch(batch, chunks, launched_s))
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         """Notify the listeners of the events of an iteration."""
+        self._notify(lambda listener: listener.note_iteration(events, note))
+
+    def _notify(self, call: Callable[[EngineListener], None]) -> None:
         for listener in self._listeners:
             try:
-                listener.note_iteration(events, note)
-            except Exception as error:
-                self._remove(listener, error)
-
-    def _remove(self, listener: EngineListener, error: Exception) -> None:
-        logger.error("%s failed and stops recording", type(listener).__name__, exc_info=error)
-        self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
+                call(listener)
+            except Exception:
+                logger.exception("%s failed and stops recording", type(listener).__name__)
+                self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
 
 
 class ServiceListener:

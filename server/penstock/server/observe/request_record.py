@@ -19,8 +19,6 @@ from penstock.server.observe.frames import OutcomeCount
 _ENCODER = msgspec.msgpack.Encoder()
 ENGINE_LOST = "engine_lost"
 """Wait reason: the engine of the request died, and no new engine was ready yet."""
-NO_ROOM = "no_room"
-"""Drop reason: `offer` rejected the record."""
 UNREADABLE = "unreadable"
 """Drop reason: the record could not be created, because of an internal error."""
 
@@ -174,17 +172,17 @@ def decode_record(data: bytes) -> RequestRecord:
 class RequestRecorder:
     """Counts the records of a front and passes them to `offer`.
 
-    `offer` receives each record encoded (see `encode_record`), and returns True if it accepted the
-    record; it must not block. Without `offer`, records are only counted. `num_records` is the
-    number of records so far. It is also the sequence number of the next record. `dropped_records`
-    is the number of lost records by reason.
+    `offer` receives each record encoded (see `encode_record`). It must not block, and counts the
+    records that it drops. Without `offer`, records are only counted. `num_records` is the number of
+    records so far. It is also the sequence number of the next record. `num_unreadable` is the
+    number of records that could not be created.
     """
 
-    def __init__(self, offer: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(self, offer: Callable[[bytes], object] | None = None) -> None:
         self._offer = offer
         self._outcomes: dict[tuple[str, int, str, str], int] = {}
         self.num_records = 0
-        self.dropped_records: dict[str, int] = {}
+        self.num_unreadable = 0
 
     def note(self, record: RequestRecord) -> None:
         """Count a record and pass it to `offer`. Raises ValueError unless its sequence number is
@@ -195,14 +193,14 @@ class RequestRecorder:
         self.num_records += 1
         finish_reason = record.finish_reasons[0] if record.finish_reasons else ""
         self._count((record.method, record.code, record.reason, finish_reason))
-        if self._offer is not None and not self._offer(data):
-            self._drop(NO_ROOM)
+        if self._offer is not None:
+            self._offer(data)
 
     def note_unreadable(self, method: str, code: int, reason: str) -> None:
         """Count a request whose record could not be created, and count the record as dropped."""
         self.num_records += 1
         self._count((method, code, reason, ""))
-        self._drop(UNREADABLE)
+        self.num_unreadable += 1
 
     def outcomes(self) -> tuple[OutcomeCount, ...]:
         """Return the number of ended requests by outcome since the start of the front."""
@@ -215,6 +213,3 @@ class RequestRecorder:
 
     def _count(self, ending: tuple[str, int, str, str]) -> None:
         self._outcomes[ending] = self._outcomes.get(ending, 0) + 1
-
-    def _drop(self, why: str) -> None:
-        self.dropped_records[why] = self.dropped_records.get(why, 0) + 1

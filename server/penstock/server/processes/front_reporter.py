@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.scheduler.events import Queued
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontRequestView, Heartbeat, Hello
-from penstock.server.observe.request_record import NO_ROOM, RequestRecorder
+from penstock.server.observe.request_record import UNREADABLE, RequestRecorder
 from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.rpc.server import FrontServer
 
@@ -117,8 +117,6 @@ class FrontReporter:
         front, recorder = self._server.front, self.recorder
         counters = front.counters
         estimate_s, at_s = _queue_estimate(front.newest_queue_position)
-        # The exporter itself reports the reasons for NO_ROOM.
-        dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
         self._exporter.send_heartbeat(
             Heartbeat(
                 front_id=self._front_id,
@@ -136,7 +134,7 @@ class FrontReporter:
                 num_lowered_priorities=counters.num_lowered_priorities,
                 num_internal_errors=counters.num_internal_errors,
                 num_records=recorder.num_records,
-                dropped_records={**dropped, **self._exporter.dropped},
+                dropped_records=self._exporter.dropped | {UNREADABLE: recorder.num_unreadable},
                 outcomes=recorder.outcomes(),
                 loop_lag_s=loop_lag_s,
                 queue_estimate_s=estimate_s,

@@ -109,7 +109,11 @@ class Orphans:
                 return
             passed_s = time.monotonic() - began_s
             if passed_s >= LIMIT_S:
-                logger.error("processes left behind by %s do not end: %s", left_by, _listed(left))
+                logger.error(
+                    "processes started by %s are still running after SIGKILL: %s",
+                    left_by,
+                    _listed(left),
+                )
                 return
             number = signal.SIGTERM if passed_s < GRACE_S else signal.SIGKILL
             for entry in left:

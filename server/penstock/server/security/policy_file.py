@@ -126,7 +126,7 @@ class PolicyFile:
             self._keys_stamp = stamp
             logger.error("the old keys stay in force: %s", error)  # noqa: TRY400 (in one line)
             return False
-        logger.info("a new key set is in force")
+        logger.info("key set reloaded from %s", jwt.jwks_file)
         return True
 
     def _report(self, error: Exception) -> None:

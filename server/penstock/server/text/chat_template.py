@@ -104,9 +104,12 @@ class ChatTemplate:
         `tools`. Raises BadTemplateArgument for an argument that the template does not use or that a
         client may not set.
         """
-        has_tools = data.tools or any(message.tool_calls for message in messages)
-        if has_tools and not self.has_tools:
-            raise ToolsUnsupported("the model's chat template does not support tools")
+        if not self.has_tools:
+            if data.tools:
+                raise ToolsUnsupported(_TOOLS)
+            for index, message in enumerate(messages):
+                if message.tool_calls:
+                    raise ToolsUnsupported(f"messages[{index}].tool_calls")
         for name in data.arguments:
             if name not in self._arguments:
                 known = ", ".join(sorted(self._arguments)) or "none"

@@ -19,7 +19,14 @@ class ChatTemplateMissing(TextError):
 
 
 class ToolsUnsupported(TextError):
-    """The chat has tools or tool calls, and the chat template has no variable `tools`."""
+    """The chat has tools or tool calls, and the chat template has no variable `tools`.
+
+    `field` is the field of the chat that has them: "tools", or "messages[2].tool_calls".
+    """
+
+    def __init__(self, field: str) -> None:
+        super().__init__("the model's chat template does not support tools")
+        self.field = field
 
 
 class BadTemplateArgument(TextError):

@@ -175,11 +175,16 @@ class Tokenizer:
         text is longer than `max_bytes`), ToolsUnsupported, BadTemplateArgument, ControlTokenError,
         TooManyTokens and TooMuchText.
         """
+        template = self._template
+        if template is None:
+            raise ChatTemplateMissing("the model has no chat template; send text or token ids")
+        template.check(messages, data)
         account = account or TextAccount()
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         if window_tokens is None:
             steps = self._encode_chat(
                 messages,
+                template=template,
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=max_tokens,
@@ -189,6 +194,7 @@ class Tokenizer:
         else:
             encode = functools.partial(
                 self._encode_chat,
+                template=template,
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=window_tokens,
@@ -237,19 +243,17 @@ class Tokenizer:
         self,
         messages: Sequence[ChatMessage],
         *,
+        template: ChatTemplate,
         add_generation_prompt: bool,
         max_bytes: int,
         max_tokens: int | None,
         data: TemplateData,
         account: TextAccount,
     ) -> Steps[EncodedChat]:
-        if self._template is None:
-            raise ChatTemplateMissing("the model has no chat template; send text or token ids")
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         yield self._controls.first_step_bytes(num_chars)
-        self._template.check(messages, data)
         escaped, escaped_data, is_escaped = escaped_chat(messages, data, self._controls)
-        text = self._template.render(
+        text = template.render(
             escaped,
             add_generation_prompt=add_generation_prompt,
             max_bytes=max_bytes,

@@ -13,7 +13,6 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.request import (
     NO_TIME,
     FinishReason,
-    RequestSpec,
     SamplingParams,
 )
 from penstock.scheduler.state import RequestState
@@ -106,8 +105,8 @@ async def test_the_estimate_counts_requests_sent_to_engines(
     site.front.release(request)
     assert estimate.num_at_engine == 0
 
-    def break_off(specs: tuple[RequestSpec, ...]) -> None:
-        del specs
+    def break_off(specs: object, kept: object = None) -> None:
+        del specs, kept
         raise EngineUnavailable
 
     site.port.submit = break_off  # type: ignore[method-assign]  # it goes at that very moment

@@ -173,7 +173,9 @@ async def test_processes_that_do_not_end_are_reported_and_not_waited_for(
     table.add(20)
     await harness.end_all("the engine")
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert errors == ["processes left behind by the engine do not end: pid=20 name=worker"]
+    assert errors == [
+        "processes started by the engine are still running after SIGKILL: pid=20 name=worker"
+    ]
 
 
 @pytest.mark.parametrize("reason", ["first of a container", "children from before"])

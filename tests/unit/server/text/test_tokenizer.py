@@ -18,9 +18,14 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Library
 
 from penstock.server.text import control_tokens
-from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.chat_template import ChatMessage, TemplateData, ToolCall
 from penstock.server.text.control_tokens import MARK, trie_pattern
-from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError, TooManyTokens
+from penstock.server.text.errors import (
+    ChatTemplateMissing,
+    ControlTokenError,
+    ToolsUnsupported,
+    TooManyTokens,
+)
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.tokenizer import MAX_INLINE_CHARS, Tokenizer
 from support.tiny_tokenizers import (
@@ -179,6 +184,27 @@ def test_a_model_without_template_rejects_conversations(tmp_path: Path) -> None:
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateMissing):
         encode_chat(tokenizer, [user("x")])
+
+
+@pytest.mark.parametrize("window_tokens", [None, 8])
+def test_a_template_without_tools_rejects_them_by_their_field(
+    tmp_path: Path, window_tokens: int | None
+) -> None:
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer = load(tmp_path, settings={"chat_template": source})
+    call = ToolCall(id="1", name="now", arguments={})
+    messages = [
+        user("What is the time? " * 9),
+        ChatMessage(role="assistant", content="", tool_calls=(call,)),
+        user("And now?"),
+    ]
+
+    with pytest.raises(ToolsUnsupported) as caught:
+        encode_chat(tokenizer, messages, window_tokens=window_tokens)
+    assert caught.value.field == "messages[1].tool_calls"
+    with pytest.raises(ToolsUnsupported) as caught:
+        encode_chat(tokenizer, messages, data=TemplateData(tools=({"name": "now"},)))
+    assert caught.value.field == "tools"
 
 
 async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokenizer) -> None:

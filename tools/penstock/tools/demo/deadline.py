@@ -8,7 +8,7 @@ default), and one first come, first served without prediction.
 import asyncio
 from collections import Counter
 
-from penstock.client import Client, PenstockError
+from penstock.client import Client, DeadlineExceeded, DeadlineUnreachable
 from penstock.server.cli.command import ExitCode
 from penstock.server.cli.report import table_lines
 from penstock.tools.own_service import OwnService
@@ -20,10 +20,9 @@ _NUM_TOKENS = 50
 _SECONDS = 4.0
 _LOAD = 2.0
 _NUM_WAVES = 2
-_OUTCOMES = _IN_TIME, _REJECTED, _LATE = ("in time", "rejected at once", "too late")
-_AT_ONCE_S = 0.5
-"""A request that fails within this time, seconds, counts as rejected; one that fails later, as too
-late.
+_OUTCOMES = _IN_TIME, _REJECTED, _ENDED, _LATE = ("in time", "rejected", "ended early", "too late")
+"""Rejected: predicted to be late before its first token, on arrival or while it waited. Ended
+early: predicted to be late while it ran. Too late: the deadline passed.
 """
 _MOST_IN_TIME = 0.8
 """If a larger share of requests is in time, the load was not an overload. At twice the capacity, at
@@ -67,7 +66,8 @@ async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
         return ExitCode.FAILED
     print(
         f"Under the same overload, {predicted[_IN_TIME]} answers instead of {in_order[_IN_TIME]}"
-        " were in time:\nrejecting what is predicted to be late leaves the capacity to the others.",
+        " were in time:\nwhat is predicted to be late is rejected, on arrival or while it waits, or"
+        " ended while\nit runs, which leaves the capacity to the others.",
         flush=True,
     )
     return ExitCode.OK
@@ -109,9 +109,16 @@ async def _outcome(client: Client, seed: int) -> str:
     started_s = now()
     try:
         await _answer(client, seed, _DEADLINE_S)
-    except PenstockError:
-        return _REJECTED if now() - started_s < _AT_ONCE_S else _LATE
+    except DeadlineExceeded as error:
+        return outcome_of(error)
     return _IN_TIME if now() - started_s <= _DEADLINE_S else _LATE
+
+
+def outcome_of(error: DeadlineExceeded) -> str:
+    """Return the outcome of a request that failed because of its deadline."""
+    if not isinstance(error, DeadlineUnreachable):
+        return _LATE
+    return _REJECTED if error.metadata.get("state") == "PENDING" else _ENDED
 
 
 async def _answer(client: Client, seed: int, deadline_s: float | None) -> None:

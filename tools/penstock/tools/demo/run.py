@@ -92,7 +92,7 @@ class DemoRun:
 
 def final_table(runs: "Sequence[DemoRun]") -> list[str]:
     """Format a table with the states, their times and the server's timings, one row per request."""
-    header = ("REQUEST", "STATES (ms)", "QUEUE ms", "TTFT ms", "TOKENS", "TOKENS/s", "FINISH")
+    header = ("REQUEST", "STATES (since ms)", "QUEUE ms", "TTFT ms", "TOKENS", "TOKENS/s", "FINISH")
     return table_lines([header, *(_row(run) for run in runs)])
 
 

@@ -12,6 +12,7 @@ from penstock.tools.demo.run import DemoRun
 
 _MAX_LINE_CHARS = 72
 _MAX_PANE_LINES = 8
+_LASTING_STATES = ("PENDING", "PROCESSING")
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _ERASE_LINE = "\x1b[2K"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -48,8 +49,7 @@ class LineView:
     def on_state(self, run: DemoRun) -> None:
         """Write the text that is not written yet, then the new state."""
         self._flush(run.request.name)
-        state, at_s = run.states[-1]
-        self._write(run.request.name, f"* {state} after {at_s * 1e3:.0f} ms")
+        self._write(run.request.name, f"* {_state(run)}")
 
     def on_text(self, run: DemoRun, text: str) -> None:
         """Write the lines that the text completes, wrapped at 72 characters; keep the rest for
@@ -142,14 +142,23 @@ def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]
     num_text_lines = max(1, min(_MAX_PANE_LINES, (rows - 2) // max(1, len(runs)) - 1))
     lines: list[str] = []
     for run in runs:
-        time = f" after {run.states[-1][1] * 1e3:.0f} ms" if run.states else ""
         unit = "token" if run.num_tokens == 1 else "tokens"
-        head = f"{run.request.name}: {run.state}{time}, {run.num_tokens} {unit}"
+        head = f"{run.request.name}: {_state(run)}, {run.num_tokens} {unit}"
         lines.append(f"{_BOLD}{head[: columns - 1]}{_PLAIN}")
         shown = _wrap(run.text, columns - 3)[-num_text_lines:]
         shown += [""] * (num_text_lines - len(shown))
         lines += [f"  {line}".rstrip() for line in shown]
     return lines
+
+
+def _state(run: DemoRun) -> str:
+    """Return the state of the run and when it began, in milliseconds after submission: "since" a
+    time for a state that lasts, "after" a time for one that ends the request.
+    """
+    if not run.states:
+        return run.state
+    word = "since" if run.state in _LASTING_STATES else "after"
+    return f"{run.state} {word} {run.states[-1][1] * 1e3:.0f} ms"
 
 
 def _wrap(text: str, width: int) -> list[str]:

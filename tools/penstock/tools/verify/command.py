@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.scheduler.setting import setting
-from penstock.server.cli.command import Parser, Subparsers, until_signal
+from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_signal
 from penstock.server.cli.connection import (
     UsageError,
     add_address_option,
@@ -48,11 +48,11 @@ _EXIT_CODES = """\
 exit codes:
   0    everything that could be checked passed
   1    something failed
-  2    could not run: bad usage, no service at the address, or the service did not start
+  2    could not run: bad usage, or the service did not start
+  3    no service at the address
   5    the report could not be written
   130  interrupted by Ctrl-C (143: SIGTERM); the started service was stopped
 """
-_EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
 _INTERRUPTED = "penstock verify: interrupted"
 _MIN_STOP_TIMEOUT_S = 120.0
 _STOP_SLACK_S = 30.0
@@ -87,6 +87,10 @@ class VerifyLimits:
 
 class CouldNotRun(Exception):
     """No service could be verified; the message contains the reason."""
+
+    def __init__(self, reason: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -153,7 +157,7 @@ async def _verify(args: argparse.Namespace) -> int:
         await run.verify()
     except CouldNotRun as reason:
         print(f"penstock verify: {reason}", file=sys.stderr, flush=True)
-        return _EXIT_COULD_NOT_RUN
+        return reason.exit_code
     report = Report(
         time_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         installation=installation,
@@ -163,7 +167,7 @@ async def _verify(args: argparse.Namespace) -> int:
         served=run.served,
     )
     _report(report, args)
-    return _EXIT_PASSED if report.is_passed else _EXIT_FAILED
+    return ExitCode.OK if report.is_passed else ExitCode.FAILED
 
 
 def _report(report: "Report", args: argparse.Namespace) -> None:
@@ -333,7 +337,7 @@ async def _require_service(client: "Client") -> None:
     try:
         await client.health()
     except (Unavailable, DeadlineExceeded) as error:
-        raise CouldNotRun(describe_error(error)) from error
+        raise CouldNotRun(describe_error(error), ExitCode.UNAVAILABLE) from error
     except PenstockError:
         # The service responds; the checks report its errors.
         return

@@ -12,7 +12,7 @@ from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FinishReason
 from penstock.server.error_reason import ErrorReason
 from penstock.server.observe.exporter import FULL, NO_OBSERVER
-from penstock.server.observe.request_record import ENGINE_LOST, NO_ROOM, UNREADABLE
+from penstock.server.observe.request_record import ENGINE_LOST, UNREADABLE
 from penstock.server.observe.status_codes import STATUS_NAMES
 
 OTHER: Final = "other"
@@ -44,7 +44,7 @@ WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, E
 died and was not replaced yet.
 """
 OUTCOMES: Final = ("ok", "cancelled", "error")
-DROP_REASONS: Final = frozenset((FULL, NO_OBSERVER, NO_ROOM, UNREADABLE, OTHER))
+DROP_REASONS: Final = frozenset((FULL, NO_OBSERVER, UNREADABLE, OTHER))
 """Reasons why records are dropped; each has a series from the start. Other reasons keep their
 names, up to a total of MAX_DROP_REASONS names; the rest are counted as `other`."""
 MAX_DROP_REASONS: Final = 16

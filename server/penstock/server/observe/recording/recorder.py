@@ -261,7 +261,7 @@ class Recorder:
             was_full = file.is_full
             file.write(lines)
             if file.is_full and not was_full:
-                logger.warning("%s is full: nothing more is written there", file.path)
+                logger.warning("%s has reached its size limit; recording stopped", file.path)
         if _are_full(self._steps, self._requests):
             self._stop("both files are full")
 
