@@ -6,6 +6,7 @@ A variant replaces a class of the scheduler at run time, so the scheduler needs 
 - Sums over the waiting requests: computed again for each forecast, instead of kept up to date.
 - Damping: a limit may rise at any time, instead of only after a wait that grows with each rise that
   had to be reversed.
+- Pauses: no decode is left out of a step that computes a prompt of a tenant under its share.
 - Eviction: a block's value is a fixed formula, its uses less its age, instead of learned from hits.
   The scheduler's own LRU order (`lru`) is measured too. All are compared on synthetic traffic and
   on a trace with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
@@ -28,11 +29,12 @@ from numpy.typing import NDArray
 from cached_traffic import cached_traffic
 from latency_run import direction_changes, run_machine
 from optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.scheduler import hit_density, latency_target, step_sizing, waiting_queue
+from penstock.scheduler import engine, hit_density, latency_target, step_sizing, waiting_queue
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
 from penstock.scheduler.latency_target import Probes
+from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.step_fit import StepFit
 from penstock.scheduler.use_history import MAX_USES
@@ -40,9 +42,23 @@ from penstock.scheduler.waiting_sums import WaitingSums
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import simulate
-from penstock.tools.simulation.summary import summarise
+from penstock.tools.simulation.summary import Summary, summarise
+from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
+from penstock.tools.targets import Targets
+from policies import LONG_PROMPTS
+from policy_sections import (
+    FAIR,
+    FLOOD,
+    PENSTOCK,
+    QUIET,
+    Bench,
+    of_tenant,
+    quiet_tenant,
+    quiet_with_flood,
+)
+from policy_sweep import Trial
 from report import Check, Outcome, arguments, at_least, at_most, print_rows, progress, run_parts
 from scheduler_step import Requests
 from simulated_machines import MACHINES, Machine
@@ -65,6 +81,22 @@ _QUICK_END_S = 600.0
 _LOAD = 0.3
 _POOLS_TO_HALF = 64
 """The half-life of hit counts, in pools."""
+_LONG_PROMPTS_PER_S = 3.5
+"""The capacity for `LONG_PROMPTS`, as found by `policies.py`."""
+_SHORT_PROMPTS = SyntheticConfig(
+    rate_per_s=48.0,
+    duration_s=30.0,
+    mean_prompt_tokens=300.0,
+    mean_output_tokens=250.0,
+    seed=1,
+)
+"""At the server's capacity."""
+_FLOOD_END_S = 300.0
+"""Where the trace is cut off for the comparison of pauses."""
+_SERVER = SimulationConfig(
+    targets=Targets(ttft_s=1.0, itl_s=0.1), num_blocks=16_384, batch_size=128, max_tokens=2048
+)
+"""The server of the comparison of pauses, as by default in `policies.py`."""
 _MIN_PREFILL_RATIO = 0.985
 """Minimum prefill rate relative to the variant; a smaller loss is irrelevant."""
 _MAX_LOSS_POINTS = 1.0
@@ -131,6 +163,14 @@ class UndampedProbes(Probes):
         """Return True: nothing is damped."""
         del level
         return True
+
+
+class UnpausedPlanner(Planner):
+    """Runs every decode in every step."""
+
+    def _pause_decodes(self, under_share: Sequence[Request]) -> None:
+        """Do nothing."""
+        del under_share
 
 
 class ColumnSums(WaitingSums):
@@ -244,6 +284,7 @@ VARIANTS = {
     "window-256": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 256, "decay": 0.98}),
     "column-sums": _Variant(waiting_queue, "WaitingSums", ColumnSums, {}),
     "undamped": _Variant(latency_target, "Probes", UndampedProbes, {}),
+    "no pauses": _Variant(engine, "Planner", UnpausedPlanner, {}),
     "aged-uses-2": _Variant(hit_density, "HitDensity", AgedUses, {"pools_per_use": 2.0}),
     "reused-1": _Variant(
         hit_density, "HitDensity", AgedUses, {"pools_per_use": 1.0, "max_uses": 2}
@@ -252,6 +293,7 @@ VARIANTS = {
         hit_density, "HitDensity", AgedUses, {"pools_per_use": 1e6, "max_uses": 2}
     ),
 }
+_PAUSES, _NO_PAUSES = "pauses", "no pauses"
 _RECURSIVE, _UNDAMPED, _LEARNED, _LRU = "recursive", "undamped", "hit density", "lru"
 _WINDOWS = tuple(name for name in VARIANTS if name.startswith("window"))
 _STEP_VARIANTS = (*_WINDOWS, _UNDAMPED)
@@ -266,6 +308,7 @@ def use(variant: str | None) -> None:
     setattr(step_sizing, "StepFit", StepFit)  # noqa: B010
     setattr(latency_target, "Probes", Probes)  # noqa: B010
     setattr(waiting_queue, "WaitingSums", WaitingSums)  # noqa: B010
+    setattr(engine, "Planner", Planner)  # noqa: B010
     setattr(hit_density, "HitDensity", HitDensity)  # noqa: B010
     if variant is not None:
         chosen = VARIANTS[variant]
@@ -389,6 +432,87 @@ def sums(_: Namespace) -> Outcome:
     return rows, []
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PausesRow:
+    """A low-rate tenant next to a flood, with or without pauses: its TTFT, in seconds and over that
+    alone; p99 ITL of all tenants; shares of good requests; good requests per second.
+    """
+
+    traffic: str
+    policy: str
+    planner: str
+    ttft_p50_s: float
+    ttft_p99_s: float
+    times_alone: float
+    itl_p99_ms: float
+    quiet_good_percent: float
+    flood_good_percent: float
+    good_per_s: float
+    tokens_per_s: float
+
+
+def pauses_rows(name: str, trace: Sequence[TraceRequest], capacity_per_s: float) -> list[PausesRow]:
+    """Run a low-rate tenant next to a flood of ten times the capacity (`neighbour` of
+    `policies.py`) with and without pauses, with deadlines and an ITL target (`penstock`) and
+    without (`fair`). `capacity_per_s`: requests per second, as printed by `policies.py`.
+    """
+
+    def summary(trial: Trial) -> Summary:
+        requests = transformed(trial.traffic(trace), trial.transform)
+        return summarise(simulate(requests, trial.config))
+
+    span_s = trace[-1].arrival_s - trace[0].arrival_s
+    bench = Bench(base=_SERVER, capacity=capacity_per_s * span_s / len(trace))
+    rows: list[PausesRow] = []
+    for contender in (PENSTOCK, FAIR):
+        use(None)
+        # One tenant alone never pauses.
+        alone = of_tenant(summary(bench.trial(contender, 1.0, traffic=quiet_tenant)), QUIET)
+        for planner in (_PAUSES, _NO_PAUSES):
+            use(None if planner == _PAUSES else planner)
+            both = summary(bench.trial(contender, 1.0, traffic=quiet_with_flood))
+            quiet, flood = of_tenant(both, QUIET), of_tenant(both, FLOOD)
+            row = PausesRow(
+                traffic=name,
+                policy=contender.name,
+                planner=planner,
+                ttft_p50_s=quiet["ttft"]["p50_s"],
+                ttft_p99_s=quiet["ttft_p99_of_all_s"],
+                times_alone=quiet["ttft_p99_of_all_s"] / alone["ttft_p99_of_all_s"],
+                itl_p99_ms=1e3 * both.itl.p99_s,
+                quiet_good_percent=100 * quiet["good_share"],
+                flood_good_percent=100 * flood["good_share"],
+                good_per_s=both.goodput_per_s,
+                tokens_per_s=both.output_tokens_per_s,
+            )
+            progress(str(row))
+            rows.append(row)
+    return rows
+
+
+def pauses(options: Namespace) -> Outcome:
+    """Compare pauses of decodes with a planner without pauses."""
+    traffic = [
+        ("long prompts", list(synthetic_trace(LONG_PROMPTS)), _LONG_PROMPTS_PER_S),
+        ("short prompts", list(synthetic_trace(_SHORT_PROMPTS)), _SHORT_PROMPTS.rate_per_s),
+    ]
+    if options.trace is not None:
+        config = TransformConfig(end_s=_FLOOD_END_S)
+        trace = list(transformed(read_trace(options.trace), config))
+        traffic = [("trace", trace, options.capacity_per_s)]
+    rows = [row for case in traffic for row in pauses_rows(*case)]
+    print_rows("Pauses of decodes: a quiet tenant beside a flood", rows)
+    checks: list[Check] = []
+    for row, plain in zip(rows[::2], rows[1::2], strict=True):
+        case = f"{row.traffic}, {row.policy}"
+        ratio = row.ttft_p99_s / plain.ttft_p99_s
+        checks += [
+            at_most(f"p99 TTFT of the quiet tenant over no pauses, {case}", ratio, 1.0, "times"),
+            at_least(f"good/s over no pauses, {case}", row.good_per_s / plain.good_per_s, 1.0),
+        ]
+    return rows, checks
+
+
 def eviction(options: Namespace) -> Outcome:
     """Compare eviction orders on synthetic traffic, and on a trace if one is given."""
     num_requests = _SYNTHETIC_REQUESTS[options.full]
@@ -428,11 +552,19 @@ def eviction(options: Namespace) -> Outcome:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="with prefix ids, for eviction")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="for eviction (with prefix ids) and pauses"
+    )
+    parser.add_argument(
+        "--capacity-per-s",
+        type=float,
+        default=20.5,
+        help="for pauses: requests per second of the trace at load 1 of policies.py",
+    )
     parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
     names = [machine.name for machine in MACHINES]
     parser.add_argument("--machine", action="append", choices=names, help="only this machine")
-    run_parts(parser, {"steps": steps, "sums": sums, "eviction": eviction})
+    run_parts(parser, {"steps": steps, "sums": sums, "pauses": pauses, "eviction": eviction})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ _FIXED_BUDGETS = (512, 1024)
 _TOTAL_S = 20.0
 _NUM_FLOODS = 10
 _CROWD_WINDOW_S = 600.0
-_QUIET, _FLOOD = "quiet", "flood"
+QUIET, FLOOD = "quiet", "flood"
 Raw: TypeAlias = dict[str, Any]
 """A row of results as JSON values."""
 
@@ -247,7 +247,7 @@ def deadlines(bench: Bench) -> Section:
 
 def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """Return every tenth request of the trace, as the requests of the low-rate tenant."""
-    return [msgspec.structs.replace(request, tenant=_QUIET) for request in trace[::10]]
+    return [msgspec.structs.replace(request, tenant=QUIET) for request in trace[::10]]
 
 
 def quiet_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
@@ -263,7 +263,7 @@ def busy_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     for request in trace:
-        flooding = msgspec.structs.replace(request, tenant=_FLOOD)
+        flooding = msgspec.structs.replace(request, tenant=FLOOD)
         for _ in range(_NUM_FLOODS):
             yield flooding
 
@@ -274,7 +274,7 @@ def neighbour(bench: Bench) -> Section:
     """
 
     def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
-        quiet = [_of_tenant(result.summary, _QUIET) for result in results]
+        quiet = [of_tenant(result.summary, QUIET) for result in results]
         return [
             {**label, "flooded": flooded, "alone": alone}
             for label, flooded, alone in zip(labels[::2], quiet[::2], quiet[1::2], strict=True)
@@ -310,7 +310,8 @@ def slowdown(row: Raw) -> float:
     return flooded_s / alone_s if alone_s > 0.0 else math.nan
 
 
-def _of_tenant(summary: Summary, tenant: str) -> Raw:
+def of_tenant(summary: Summary, tenant: str) -> Raw:
+    """Return the figures of one tenant as JSON values. Raises StopIteration if it is unknown."""
     return dataclasses.asdict(next(one for one in summary.tenants if one.tenant == tenant))
 
 
