@@ -60,7 +60,7 @@ _HINTS = {
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
     "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
-    "Domain name not found": "no such host",
+    "Domain name not found": "no such host: {address}",
     "Deadline Exceeded": "the deadline passed before the call ended",
 }
 _WRONG_PORT = (

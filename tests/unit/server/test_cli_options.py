@@ -232,6 +232,10 @@ def test_missing_details_of_an_error_are_not_printed() -> None:
             "127.0.0.1:9 is not a gRPC port: ",
         ),
         ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "only one side uses TLS"),
+        (
+            "errors resolving nowhere:1: [C-ares: Domain name not found]",
+            "no such host: 127.0.0.1:7",
+        ),
     ],
 )
 def test_where_no_service_answers_the_line_states_what_to_look_for(
@@ -265,9 +269,16 @@ def test_a_long_wait_before_a_retry_is_reported_with_its_cause(
     wait_s: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
-    failure = Failure(code=exhausted, reason="QUOTA_EXCEEDED", message='tenant "acme": at most 2')
+    failure = Failure(
+        code=exhausted,
+        reason="QUOTA_EXCEEDED",
+        message='tenant "acme": at most 2',
+        retry_after_s=59.1,
+    )
 
     report_retry(error_of(failure), wait_s)
 
     line = capsys.readouterr().err
-    assert ('"acme": at most 2: trying again in 60 s' in line) is (wait_s > 1)
+    cause = 'RESOURCE_EXHAUSTED (QUOTA_EXCEEDED): tenant "acme": at most 2'
+    expected = f"penstock: {cause}: trying again in 60 s; Ctrl-C to stop\n"
+    assert line == (expected if wait_s > 1 else "")
