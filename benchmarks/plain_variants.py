@@ -157,7 +157,8 @@ def _least_squares(
 
 
 class UndampedProbes(Probes):
-    """Allows every rise of a limit at once, even to a level from which it had to fall before."""
+    """Allows every increase of a limit immediately, without the wait of `Probes` after an increase
+    that had to be reversed."""
 
     def may_rise(self, level: int) -> bool:
         """Return True: nothing is damped."""

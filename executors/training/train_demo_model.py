@@ -246,8 +246,10 @@ class LossLog:
 def train(
     args: argparse.Namespace, sampler: SequenceSampler, validation: EvaluationText
 ) -> tuple[LlamaForCausalLM, list[LossLine]]:
-    """Return the averaged weights and the loss log. The returned weights have the lowest validation
-    loss; if the data contains other prompts, the last weights are returned.
+    """Return a model with the averaged (EMA) weights, and the loss log.
+
+    The weights are those of the evaluation with the lowest validation loss, or of the last one if
+    `args.other_prompts` is above 0.
     """
     model = build_model(args).to(args.device)
     add_dropout(model, args.dropout)

@@ -1,5 +1,5 @@
-"""Case 7: a client process is stopped, not killed; the service detects this, and cancels the
-requests of all its streams, also of an idle one.
+"""Case 7: a client process is suspended (SIGSTOP), not killed. The service detects this, and
+cancels the requests of all its streams, including an idle one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Runs the tests of the CPU kernels on a build with GCC's sanitizers. The sanitizers check every
-access, and every conversion that C leaves undefined; the first fault ends the run with its place in
-the source. Tiles (AMX) are read and written by inline assembly, which no sanitizer sees:
-`guard_pages.py` checks these.
+"""Runs the tests of the CPU kernels on a build with GCC's sanitizers for memory accesses, undefined
+behaviour and conversions of floats that do not fit.
+
+The first error ends the run and reports the source line. Loads and stores of AMX tiles are inline
+assembly, which the sanitizers do not see: `guard_pages.py` checks them.
 
     python tests/sanitize/kernels.py [ARGUMENT ...]        arguments for pytest
 
@@ -18,7 +19,10 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIBRARY = REPOSITORY / "build/sanitized/_kernels.so"
-FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
+FLAGS = (
+    *("-O1", "-g1", "-fno-omit-frame-pointer"),
+    "-fsanitize=address,undefined,float-cast-overflow",
+)
 RUNTIMES = ("libasan.so", "libubsan.so")
 TESTS = (
     "tests/property/test_cpu_kernel_shapes.py",

@@ -1,12 +1,13 @@
-"""Runs fused steps of tiny models for NVIDIA's memory checker. The runs have decodes, chunks, every
-sampling option, values in 8 bits, head sizes that are no power of two, and windows.
+"""Runs fused steps of tiny models under NVIDIA's memory checker. The runs cover decodes, chunked
+prefill, every sampling option, 8-bit weights (FP8, INT8), an FP8 KV cache, head sizes that are not
+powers of two, and sliding-window attention.
 
     compute-sanitizer --tool memcheck python tests/sanitize/steps.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \\
         python tests/sanitize/steps.py --exact
 
-With `--exact` no graph is captured, so that every tensor can be a separate allocation: the checker
-then detects an access to the first byte after a tensor's end.
+With `--exact` no CUDA graph is captured, so that every tensor can be a separate allocation: the
+checker then detects an access to the first byte after a tensor's end.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def members_of(path: str) -> set[str]:
 
 
 def all_names() -> set[str]:
-    """Return every name in the table: the names of classes, members, parameters, modules and
-    statistics.
+    """Return every name in the table: the names that modules contain, classes, their members,
+    parameters of methods, and the keys of statistics.
     """
     table = facts()
     names = {name for module in table["modules"].values() for name in module["names"]}

@@ -355,8 +355,8 @@ def _decode_step_s(machine: MachineModel, load: RunningLoad) -> float:
 
 
 def _filled(load: RunningLoad, ahead: QueuedAhead) -> RunningLoad:
-    """Return the load after requests ahead have taken the free slots, each with its prompt as
-    context.
+    """Return the load after as many of the requests ahead as fit have been admitted. Each adds one
+    decode, and the mean number of prompt tokens still to compute as context.
     """
     num_joining = _num_joining(load, ahead)
     if not num_joining:

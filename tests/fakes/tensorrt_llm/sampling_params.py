@@ -30,8 +30,8 @@ SamplingParams = recorded("tensorrt_llm.SamplingParams", _check)
 
 
 def is_greedy(params: Any) -> bool:
-    """Return whether decoding is greedy: temperature, top_p and top_k are unset, one of the first
-    two is 0, or top_k is 1.
+    """Return whether decoding is greedy: temperature or top_p is 0, top_k is 1, or all three are
+    unset.
     """
     chosen = (params.temperature, params.top_p, params.top_k)
     return chosen == (None, None, None) or 0 in chosen[:2] or params.top_k == 1

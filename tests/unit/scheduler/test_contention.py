@@ -14,7 +14,7 @@ from unit.scheduler.fixed_cost_engine import FixedCostEngine
 
 def flooded(num_prompts: int = 4, **options: Any) -> FixedCostEngine:
     """Return an engine in which one tenant has all four slots. The request in the last slot is
-    still in prefill, and further prompts wait.
+    still in prefill; the tenant's other `num_prompts - 4` requests wait.
     """
     site = FixedCostEngine(**options)
     for key in range(1, num_prompts + 1):

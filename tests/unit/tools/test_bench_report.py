@@ -183,7 +183,8 @@ def test_the_table_of_several_loads_fits_a_terminal() -> None:
 
 
 def test_only_an_open_loop_has_an_offered_rate(tmp_path: Path) -> None:
-    [at_rate], [closed] = plans("--rates", 10, "--warm-up-s", 0), plans("--concurrency", 4)
+    [at_rate] = plans("--rates", 10, "--warm-up-s", 0)
+    [closed] = plans("--concurrency", 4, "--requests", 4)
     offered = " of 0.13 offered, "
 
     for made, is_open in ((at_rate, True), (closed, False)):

@@ -100,7 +100,8 @@ class OwnService:
             raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
 
     def engine_pid(self) -> int | None:
-        """Return the pid of the current engine process; None if there is none (Linux only)."""
+        """Return the pid of the current engine process; None if there is none, or if the system is
+        not Linux."""
         # Imported here: commands that need only the client import this module without the server.
         from penstock.server.process_table import child_with_argument, is_supported
         from penstock.server.processes.spawn_context import ENGINE_MODULE

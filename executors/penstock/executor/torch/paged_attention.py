@@ -166,7 +166,8 @@ class PagedAttention:
         return torch.index_select(pages, 0, page_rows.reshape(-1), out=out)
 
     def _score_buffers(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return buffers for a tile's scores, in float32, and for its weights."""
+        """Return buffers of `shape` for a tile's attention scores (float32) and for its attention
+        weights (the dtype of the pages)."""
         num_elements = prod(shape)
         if self._scores.numel() < num_elements:
             self._scores = self._scores.new_empty(max(num_elements, self._scratch.num_scores))

@@ -63,8 +63,8 @@ class PrepackedLinear:
 
 
 def uses_compiled_bf16(kernels: Kernels) -> bool:
-    """Return whether to use the bfloat16 products of `kernels` instead of oneDNN's: if they are at
-    least as fast, or oneDNN's do not run on this machine.
+    """Return whether bfloat16 linear layers use `kernels` instead of oneDNN: True if the kernels
+    are at least as fast, or if they are compiled and oneDNN cannot prepack on this machine.
     """
     return kernels.has_fast_bf16_linear or (kernels.is_native and not can_prepack())
 

@@ -68,7 +68,7 @@ class EnginePort(Protocol):
         ...
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """Attach the stream of the request with the engine's id `name` to this front.
+        """Attach to this front the stream of the request whose id in the engine is `name`.
 
         `on_attached` is called with the response, before any later event. Raises
         `EngineUnavailable` if no engine is connected, or if the connection is lost.
@@ -77,7 +77,7 @@ class EnginePort(Protocol):
 
     def detach(self, names: tuple[str, ...]) -> None:
         """Report that no client at this front reads the streams of these requests any more. `names`
-        are the engine's ids of the requests. Does nothing when no engine is connected."""
+        are the ids of the requests in the engine. Does nothing when no engine is connected."""
         ...
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:

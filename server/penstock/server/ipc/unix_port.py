@@ -113,8 +113,8 @@ class UnixEnginePort:
         await self._connection.close()
 
     def submit(self, specs: tuple[RequestSpec, ...], kept: KeptRequest | None = None) -> None:
-        """Submit the outputs of one request (see `EnginePort.submit`). Raises EngineUnavailable if
-        no engine is connected."""
+        """Submit one request, with one spec per output (see `EnginePort.submit`). Raises
+        EngineUnavailable if no engine is connected."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:

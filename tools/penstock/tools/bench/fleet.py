@@ -28,7 +28,7 @@ from penstock.tools.bench.pipe import (
     WorkerProgress,
     WorkerReady,
 )
-from penstock.tools.bench.plan import LoadPlan
+from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.sender import SenderConfig
 from penstock.tools.bench.worker import CONNECT_TIMEOUT_S, run_worker
@@ -56,10 +56,10 @@ class LoadRun:
 
     `cpu_shares`: each process's CPU time as a share of one core. `num_idle_cores`: mean number of
     idle cores of this machine during the run, None if unknown (the system has no /proc/uptime).
-    `sending_s`: the planned duration if the plan has a rate and sending did not end early with
-    `max_requests`; otherwise the time from the start of the measurement until the last request was
-    due. `duration_s`: from the start of the measurement until the last counted request completed,
-    but at least `sending_s`. Both in seconds.
+    `sending_s`: the planned duration. If `max_requests` ended sending early, or a trace is
+    replayed: the time from the start of the measurement until the last request was due, plus one
+    interval if arrivals are evenly spaced. `duration_s`: from the start of the measurement until
+    the last counted request completed, but at least `sending_s`. Both in seconds.
     """
 
     plan: LoadPlan
@@ -260,10 +260,14 @@ def merged_run(
 
 
 def _sending_s(plan: LoadPlan, recorder: LoadRecorder) -> float:
-    is_at_rate = plan.rate_per_s is not None
-    if is_at_rate and (plan.max_requests is None or recorder.num_due < plan.max_requests):
+    is_cut_short = plan.max_requests is not None and recorder.num_due >= plan.max_requests
+    if plan.arrivals is not Arrivals.REPLAY and not is_cut_short:
         return plan.duration_s
-    return max(0.0, recorder.last_due_s - plan.start_s)
+    sending_s = max(0.0, recorder.last_due_s - plan.start_s)
+    if plan.arrivals is Arrivals.CONSTANT and plan.rate_per_s is not None:
+        # The first request is due at the start: N requests are due in N intervals.
+        sending_s += 1 / plan.rate_per_s
+    return sending_s
 
 
 def _error_of(answer: Unreachable) -> PenstockError:

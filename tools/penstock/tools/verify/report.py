@@ -28,8 +28,8 @@ class StartedService:
     """A service started by `verify`. Durations are seconds.
 
     `arguments`: the arguments of `penstock serve`. `start_s`, `stop_s`: how long its start and stop
-    took; `stop_s` None: it exited by itself. `model_kind`: the detected kind of its model folder,
-    "" if none was detected.
+    took; `stop_s` is None if it exited by itself. `model_kind`: the detected kind of its model
+    folder, "" if none was detected.
     """
 
     arguments: tuple[str, ...]
@@ -42,7 +42,8 @@ class StartedService:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """All results of a verification. `model`: name, limits and features that the service publishes;
-    empty if unknown. `served` None: the service was running already.
+    empty if unknown. `served`: the service that was started for the verification; None if it was
+    already running.
     """
 
     time_utc: str

@@ -66,11 +66,12 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 
 class KeepSampler(Sampler):
-    """Keeps each root span that has the attribute SAMPLING_REASON. The sampler `inner` decides
-    about other root spans. If it keeps a span, the span gets the attribute with the reason PARENT
-    or SAMPLER.
+    """Keeps each local root span (without a parent, or with a remote one) that has the attribute
+    SAMPLING_REASON. The sampler `inner` decides about other local root spans. If it keeps a span,
+    the span gets the attribute with the reason PARENT or SAMPLER.
 
-    Child spans have the decision of their root, so `inner` is called at most once per trace.
+    Child spans have the decision of their local root, so `inner` is called at most once for each
+    local root.
     """
 
     def __init__(self, inner: Sampler) -> None:
@@ -87,7 +88,7 @@ class KeepSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> Result:
-        """Return the decision for a root span; for a child, the decision of its root."""
+        """Return the decision for a local root span; for a child, the decision of its parent."""
         parent = get_current_span(parent_context).get_span_context()
         if parent.is_valid and not parent.is_remote:
             return Result(_decision(parent), attributes, parent.trace_state)

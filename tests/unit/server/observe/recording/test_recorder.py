@@ -238,7 +238,7 @@ def test_two_full_files_end_the_recording(tmp_path: Path, caplog: pytest.LogCapt
     recorder.drain()
 
     assert not recorder.is_recording
-    assert caplog.text.count("is full") == 2
+    assert caplog.text.count("has reached its size limit") == 2
     recorder.close()
     assert (tmp_path / "steps.jsonl").read_text() == ""
 

@@ -1,5 +1,5 @@
-"""Samples steps in which rows may have any option: for rows with truncation or log probabilities,
-finds candidates; then chooses a token for every row.
+"""Kernels that sample the tokens of a step in which rows may have any sampling option. They find
+candidates for the rows with truncation or log probabilities, and choose a token for every row.
 
 `sampler_scores` contains the tables and the first launch.
 
@@ -7,8 +7,8 @@ The truncations are thresholds on the score and therefore keep ties: top-k first
 tokens that top-k kept, then min-p, as in `inverse_cdf`. A token is drawn by cumulative weight in
 order of token id.
 
-Five launches follow the launch of `score_chunks`. `bound_candidates` computes a lower bound from
-the maxima of small parts, such that enough scores of the row reach it. `list_candidates` stores the
+Five launches follow the launch of `score_chunks`. `bound_candidates` computes from the
+maxima of small parts a bound that enough scores of the row reach. `list_candidates` stores the
 candidates, chunk by chunk. `choose_listed` chooses among them. Rows for which the candidates do not
 suffice (a flat distribution with top-p, a top-k of hundreds, very many ties) are handled by
 `choose_searched`: it searches the whole row. `note_logprobs` adds log probabilities.

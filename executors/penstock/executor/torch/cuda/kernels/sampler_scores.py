@@ -84,12 +84,11 @@ def _penalised(score, table, slot, count):
 
 @triton.jit
 def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
-    """Return the counts (see `_penalised`) of the tokens `at`, including the newest token of the
-    slot.
+    """Count the newest token of the slot; return the counts (see `_penalised`) of the tokens `at`.
 
-    The newest token is not in the stored counts yet; the program of its chunk stores its new count.
-    `counted`, the number of counted tokens, is advanced by the later launch that chooses the token.
-    So a step that is repeated after that launch does not count the newest token again.
+    The newest token is not in `counts` yet: the program whose chunk contains it stores its new
+    count. `counted` is the number of tokens already counted. The kernel that later chooses the
+    step's token advances it, so that a step repeated after that does not count the token twice.
     """
     place = counts + slot * vocab_size + at
     count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
