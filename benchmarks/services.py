@@ -33,7 +33,7 @@ from report import RunFailed
 
 TIMEOUT_S = 60.0
 ALL_CORES = os.sched_getaffinity(0)
-MEASURED = ("--log-level", "error", "--drain-grace-s", "0.1")
+MEASURED = ("--log-level", "error", "--drain-timeout-s", "0.1")
 """Options of a service in speed measurements."""
 _NUM_KEPT_LINES = 200
 _PLACE = re.compile(r"penstock (ready|operations|metrics) on (\S+)")

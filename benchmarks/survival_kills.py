@@ -207,7 +207,7 @@ async def _watch_health(address: str, has_watch: asyncio.Event) -> None:
 async def drain(_: Namespace) -> Outcome:
     """Send SIGTERM during streams longer than the grace period, with an open health watch and no
     collector."""
-    options = ("--drain-grace-s", str(_GRACE_S), "--otlp-endpoint", "http://127.0.0.1:9")
+    options = ("--drain-timeout-s", str(_GRACE_S), "--otlp-endpoint", "http://127.0.0.1:9")
     async with serving(*_SIMULATED, *options) as (live, client):
         has_watch = asyncio.Event()
         watching = asyncio.create_task(_watch_health(live.address, has_watch))

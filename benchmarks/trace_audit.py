@@ -41,7 +41,7 @@ _TESTS = str(Path(__file__).resolve().parents[1] / "tests")
 _OPTIONS = (
     *("--max-num-seqs", "24", "--max-num-waiting", "12"),
     *("--block-size", "16", "--num-blocks", "72", "--max-seq-len", str(MAX_SEQ_LEN)),
-    *("--log-level", "error", "--drain-grace-s", "1"),
+    *("--log-level", "error", "--drain-timeout-s", "1"),
 )
 
 

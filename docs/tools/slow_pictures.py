@@ -94,7 +94,7 @@ def run_case(case: Case, *, is_second: bool, home: Path) -> Run:
     requests = case.second_requests if is_second and case.second_requests else case.requests
     flights = home / "flights"
     found = Run()
-    kept = ("--flight-folder", str(flights), "--drain-grace-s", "2")
+    kept = ("--flight-folder", str(flights), "--drain-timeout-s", "2")
     with service(
         *("--executor", "simulated"), *kept, *options, has_operations=True, has_metrics=True
     ) as there:

@@ -92,7 +92,7 @@ async def attacked_server(*arguments: str) -> AsyncGenerator[AttackedServer]:
     """Start a service on the simulated executor; check at the end that it has not exited and has
     logged no error.
     """
-    options = ("--operations-port", "0", "--fronts", "1", "--drain-grace-s", "1")
+    options = ("--operations-port", "0", "--fronts", "1", "--drain-timeout-s", "1")
     async with started(*simulated(), *options, *arguments) as service:
         front_pid = await service.next_pid("front")
         async with OperationsClient(await service.printed_address("operations")) as operations:

@@ -409,7 +409,7 @@ def arguments(plan: SoakPlan, flight_folder: str) -> list[str]:
         *("--fronts", "2", "--flight-folder", flight_folder),
         *("--max-num-seqs", str(plan.num_streams + 2 * plan.num_held + 8)),
         *("--max-num-waiting", str(max(16, plan.burst_size // 2))),
-        *("--max-reader-stall-s", "5", "--drain-grace-s", "10", "--engine-hang-s", "3"),
+        *("--max-reader-stall-s", "5", "--drain-timeout-s", "10", "--engine-hang-s", "3"),
     ]
 
 

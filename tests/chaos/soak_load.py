@@ -198,7 +198,7 @@ class Load:
             Client(
                 [relay.address for relay in relays],
                 pool=PoolConfig(num_channels=4),
-                resume_grace_s=grace_s,
+                resume_timeout_s=grace_s,
                 settings=CallSettings(
                     retry=RetryPolicy(max_attempts=10_000, max_backoff_s=2.0),
                     budget=RetryBudget(reserve=1_000_000),

@@ -22,7 +22,7 @@ FOR_EVER_S = "600"
 
 
 async def test_case_20_a_drain_with_requests_that_run_and_that_wait() -> None:
-    arguments = [*simulated(), "--max-num-seqs", "32", "--drain-grace-s", FOR_EVER_S]
+    arguments = [*simulated(), "--max-num-seqs", "32", "--drain-timeout-s", FOR_EVER_S]
     async with started(*arguments) as service:
         async with service.channel() as channel:
             running = [Stream(channel, 120, first) for first in range(32)]
@@ -39,8 +39,8 @@ async def test_case_20_a_drain_with_requests_that_run_and_that_wait() -> None:
         assert await service.ended() == 0
 
 
-async def test_case_21_a_stream_longer_than_the_drain_grace() -> None:
-    async with started(*simulated(), "--drain-grace-s", "0.3") as service:
+async def test_case_21_a_stream_longer_than_the_drain_timeout() -> None:
+    async with started(*simulated(), "--drain-timeout-s", "0.3") as service:
         async with service.channel() as channel:
             long = Stream(channel, LONG)
             await long.until_running()
@@ -57,7 +57,7 @@ async def test_case_22_an_open_health_watch_and_a_dead_collector_do_not_block_a_
     with socket.create_server(("127.0.0.1", 0)) as collector:  # takes connections, never answers
         arguments = [
             *simulated(),
-            *("--drain-grace-s", FOR_EVER_S),
+            *("--drain-timeout-s", FOR_EVER_S),
             *("--otlp-endpoint", f"http://127.0.0.1:{collector.getsockname()[1]}"),
         ]
         async with started(*arguments) as service, service.channel() as channel:
@@ -70,7 +70,7 @@ async def test_case_22_an_open_health_watch_and_a_dead_collector_do_not_block_a_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_case_23_a_second_signal_ends_the_service_at_once(number: signal.Signals) -> None:
-    arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
+    arguments = [*simulated(), "--drain-timeout-s", FOR_EVER_S]
     async with started(*arguments) as service, service.channel() as channel:
         children = [await service.next_pid(role) for role in ("engine", "front")]
         long = Stream(channel, LONG)
@@ -85,7 +85,7 @@ async def test_case_23_a_second_signal_ends_the_service_at_once(number: signal.S
 
 
 async def test_a_drain_waits_for_the_engine_that_its_requests_wait_for() -> None:
-    arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
+    arguments = [*simulated(), "--drain-timeout-s", FOR_EVER_S]
     async with started(*arguments) as service, service.channel() as channel:
         engine = await service.next_pid("engine")
         running = [Stream(channel, 200, first) for first in range(4)]
@@ -100,7 +100,7 @@ async def test_a_drain_waits_for_the_engine_that_its_requests_wait_for() -> None
 
 
 async def test_a_drain_does_not_wait_for_an_engine_without_waiting_requests() -> None:
-    arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
+    arguments = [*simulated(), "--drain-timeout-s", FOR_EVER_S]
     async with started(*arguments) as service:
         os.kill(await service.next_pid("engine"), signal.SIGKILL)
         await service.until_logged("engine died")
@@ -109,7 +109,7 @@ async def test_a_drain_does_not_wait_for_an_engine_without_waiting_requests() ->
 
 
 async def test_a_front_that_dies_as_the_drain_begins_does_not_fail_the_drain() -> None:
-    arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", FOR_EVER_S]
+    arguments = [*simulated(), "--fronts", "2", "--drain-timeout-s", FOR_EVER_S]
     async with started(*arguments) as service:
         front = await service.next_pid("front")
         os.kill(front, signal.SIGKILL)

@@ -82,7 +82,7 @@ async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
 
 @pytest.mark.parametrize("grace_s", ["0.2", "60"])
 async def test_an_observer_that_does_not_exit_is_killed(grace_s: str) -> None:
-    arguments = [*simulated(), "--fronts", "1", "--drain-grace-s", grace_s, *ENDPOINT_OPTIONS]
+    arguments = [*simulated(), "--fronts", "1", "--drain-timeout-s", grace_s, *ENDPOINT_OPTIONS]
     async with started(*arguments) as service:
         os.kill(await service.next_pid("observer"), signal.SIGSTOP)
         service.signal(signal.SIGTERM)

@@ -177,7 +177,7 @@ async def test_a_failed_load_is_reported_in_one_line_and_leaves_no_worker(
 
 async def test_a_signal_ends_a_load_that_hangs_in_native_code(folder: Path) -> None:
     environment = engine_conduct(folder, "detached", "sticks")
-    arguments = [*simulated(), "--drain-grace-s", "600"]
+    arguments = [*simulated(), "--drain-timeout-s", "600"]
     async with launched(*arguments, environment=environment) as service:
         await service.until_logged("the load is stuck")
         service.signal(signal.SIGTERM)
@@ -188,7 +188,7 @@ async def test_a_signal_ends_a_load_that_hangs_in_native_code(folder: Path) -> N
 
 async def test_a_signal_ends_a_later_load_that_hangs(folder: Path) -> None:
     environment = engine_conduct(folder, "detached", "sticks", sticks_from_life=2)
-    arguments = [*simulated(), "--drain-grace-s", "600"]
+    arguments = [*simulated(), "--drain-timeout-s", "600"]
     async with started(*arguments, environment=environment) as service:
         os.kill(await service.next_pid("engine"), signal.SIGKILL)
         await service.until_logged("the load is stuck")

@@ -39,7 +39,7 @@ class Load:
 
 
 async def test_a_rolling_restart_fails_no_request() -> None:
-    arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "30"]
+    arguments = [*simulated(), "--fronts", "2", "--drain-timeout-s", "30"]
     async with started(*arguments) as service:
         engine, fronts = await service.next_pids(2)
         async with Client([service.address], pool=PoolConfig(num_channels=4)) as client:
@@ -71,7 +71,7 @@ async def test_a_rolling_restart_fails_no_request() -> None:
 
 
 async def test_a_drain_aborts_a_rolling_restart() -> None:
-    arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "600"]
+    arguments = [*simulated(), "--fronts", "2", "--drain-timeout-s", "600"]
     async with started(*arguments) as service, service.channel() as channel:
         running = Stream(channel, 100)
         await running.until_running()

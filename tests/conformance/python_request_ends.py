@@ -90,7 +90,7 @@ async def resume(talk: ScenarioInput) -> None:
     """Check that a request survives the loss of its connection, and that its stream is resumed."""
     num_tokens, num_before = 200, 20
     async with talk.client() as client:
-        lost = CheckedStream(client.generate(PROMPT, **greedy(num_tokens, resume_grace_s=30.0)))
+        lost = CheckedStream(client.generate(PROMPT, **greedy(num_tokens, resume_timeout_s=30.0)))
         await lost.until_tokens(num_before)
     # The client is closed, and its connection with it; nothing was cancelled.
     require(lost.finished is None, "it had ended before it was cut")

@@ -181,7 +181,7 @@ async def test_complete_requests_with_their_options(
 async def test_a_batch_has_the_grace_of_its_client(
     adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
-    graceful = type(adapter)(server.address, time, resume_grace_s=2.5)
+    graceful = type(adapter)(server.address, time, resume_timeout_s=2.5)
     await graceful.all_of(["a"], max_concurrency=1)
     await graceful.close()
 

@@ -63,11 +63,11 @@ async def run(service: SteppedService) -> None:
 async def events_of(kind: type, address: str, **options: Any) -> list[Event]:
     """Return all events of one generation by the client class `kind`. `options`: its arguments."""
     if kind is Client:
-        async with Client(address, resume_grace_s=30.0, **options) as client:
+        async with Client(address, resume_timeout_s=30.0, **options) as client:
             return [event async for event in client.generate(PROMPT, **OPTIONS)]
 
     def read() -> list[Event]:
-        with SyncClient(address, resume_grace_s=30.0, **options) as client:
+        with SyncClient(address, resume_timeout_s=30.0, **options) as client:
             return list(client.generate(PROMPT, **OPTIONS))
 
     return await asyncio.to_thread(read)
@@ -117,7 +117,7 @@ async def test_a_client_resumes_at_another_front(service: SteppedService, relay:
     whole = await events_of(Client, service.address)
     async with (
         another_front(service) as other,
-        Client(relay.address, resume_grace_s=30.0) as client,
+        Client(relay.address, resume_timeout_s=30.0) as client,
     ):
         events: list[Event] = []
         async for event in client.generate(PROMPT, **OPTIONS):
@@ -134,7 +134,7 @@ async def test_another_process_continues_from_a_point(service: SteppedService) -
     whole = await events_of(Client, service.address)
     point = ResumePoint(request_id="")
     events: list[Event] = []
-    first = Client(service.address, resume_grace_s=30.0)
+    first = Client(service.address, resume_timeout_s=30.0)
     stream = first.generate(PROMPT, **OPTIONS)
     async for event in stream:
         events.append(event)
@@ -175,7 +175,7 @@ async def test_a_caller_that_stops_reading_cancels_the_request(
 ) -> None:
     options = {**OPTIONS, "max_tokens": 400}
     if kind is Client:
-        async with Client(service.address, resume_grace_s=30.0) as client:
+        async with Client(service.address, resume_timeout_s=30.0) as client:
             stream = client.generate(PROMPT, **options)
             async for event in stream:
                 if isinstance(event, Tokens):
@@ -184,7 +184,7 @@ async def test_a_caller_that_stops_reading_cancels_the_request(
     else:
 
         def leave() -> None:
-            with SyncClient(service.address, resume_grace_s=30.0) as client:
+            with SyncClient(service.address, resume_timeout_s=30.0) as client:
                 for event in client.generate(PROMPT, **options):
                     if isinstance(event, Tokens):
                         break
@@ -198,7 +198,7 @@ async def test_a_forgotten_request_ends_with_the_original_error(
 ) -> None:
     async def read() -> None:
         retry = RetryPolicy(max_attempts=1)
-        async with Client(relay.address, resume_grace_s=30.0, retry=retry) as client:
+        async with Client(relay.address, resume_timeout_s=30.0, retry=retry) as client:
             async for event in client.generate(PROMPT, **OPTIONS):
                 if event.sequence == 5:
                     forget_all(service)

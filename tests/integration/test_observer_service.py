@@ -187,7 +187,7 @@ def requests_by_tenant(metrics: str) -> dict[str, float]:
 
 
 async def test_an_operator_drains_the_service() -> None:
-    arguments = [*simulated(), *FRONT, "--drain-grace-s", "600"]
+    arguments = [*simulated(), *FRONT, "--drain-timeout-s", "600"]
     async with observed(*arguments) as (service, operations), service.channel() as channel:
         running = Stream(channel, 900)
         await running.until_running()

@@ -33,7 +33,7 @@ from support.service import Service, simulated, until_health
 HEALTH = health_pb2.HealthCheckResponse
 OPTIONS = (
     *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
-    *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
+    *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-timeout-s", "3"),
     *("--max-replays", "0"),
 )
 # A service that stops exports the remaining traces within a second, so few may remain. On a busy

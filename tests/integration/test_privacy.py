@@ -67,7 +67,7 @@ async def watched(collector: Receiver, folder: Path, *arguments: str) -> AsyncGe
     options = (
         *simulated(step_s=0.02, faults=FAULTS),
         *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
-        *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "1"),
+        *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-timeout-s", "1"),
         *("--flight-folder", str(folder / "flight"), "--record", str(folder / "record")),
         *("--otlp-endpoint", collector.endpoint, "--log-level", "debug", "--max-replays", "0"),
     )

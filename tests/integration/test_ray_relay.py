@@ -26,7 +26,7 @@ from support.multiplex import submit
 from support.service import simulated, until_gone
 from support.timeout import TEST_TIMEOUT_S
 
-OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-grace-s", "1")
+OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-timeout-s", "1")
 PACKAGE_ROOT = Path(__file__).parents[2] / "deploy" / "ray"
 OWNER = """
 import sys

@@ -278,7 +278,7 @@ async def test_a_grace_out_of_range_is_rejected_by_its_field(
 
 
 async def test_a_resume_is_rejected_if_the_service_does_not_offer_it(text: ModelText) -> None:
-    async with stepped(text, front=FrontConfig(max_resume_grace_s=0.0)) as service:
+    async with stepped(text, front=FrontConfig(max_resume_timeout_s=0.0)) as service:
         for call in (
             service.stub.Generate(resumable()),
             service.stub.Resume(resumed("r")),

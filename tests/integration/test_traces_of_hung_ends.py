@@ -35,7 +35,7 @@ async def test_traces_are_exported_although_processes_hang_at_the_end(
     hung: tuple[str, ...], num_live: int
 ) -> None:
     with grpc_receiver() as collector:
-        arguments = ("--fronts", "1", "--drain-grace-s", "1")
+        arguments = ("--fronts", "1", "--drain-timeout-s", "1")
         environment = {**NEVER_BY_ITSELF, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
         async with (
             observed(*simulated(step_s=0.05), *arguments, environment=environment) as (

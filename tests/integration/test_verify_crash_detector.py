@@ -83,7 +83,7 @@ async def test_the_started_service_gets_its_configured_drain_time() -> None:
     environment = {
         **inherited,
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "PENSTOCK_DRAIN_GRACE_S": "41",
+        "PENSTOCK_DRAIN_TIMEOUT_S": "41",
     }
     service = OwnService(
         simulated(), start_timeout_s=TEST_TIMEOUT_S, environment=environment, on_log=reported.append
@@ -99,7 +99,7 @@ async def test_the_started_service_gets_its_configured_drain_time() -> None:
     ("options", "least_s"),
     [
         ([], 120.0),
-        (["--drain-grace-s", "300"], 330.0),
+        (["--drain-timeout-s", "300"], 330.0),
         (
             [
                 *("--executor", "trtllm", "--trtllm-config"),

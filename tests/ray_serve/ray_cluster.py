@@ -159,4 +159,4 @@ def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
 
 def slow_steps(**settings: Any) -> list[str]:
     """Return options of a simulated service whose steps take 10 ms, without a metrics port."""
-    return [*simulated(**settings), "--metrics-port", "off", "--drain-grace-s", "5"]
+    return [*simulated(**settings), "--metrics-port", "off", "--drain-timeout-s", "5"]

@@ -97,7 +97,7 @@ class Client(ModelCalls):
         channel: ChannelConfig | None = None,
         pool: PoolConfig | None = None,
         multiplex: bool | MultiplexConfig = False,
-        resume_grace_s: float | None = None,
+        resume_timeout_s: float | None = None,
         settings: CallSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -117,7 +117,7 @@ class Client(ModelCalls):
             pool: Numbers of connections and of concurrent generations.
             multiplex: Send the generations of a connection over one Multiplex call at a time,
                 instead of one call for each.
-            resume_grace_s: Seconds for which the server keeps a streamed request after its
+            resume_timeout_s: Seconds for which the server keeps a streamed request after its
                 connection is lost; a request may set another value. None: the request ends with its
                 connection.
             settings: Replaces `retry` and `metadata`, for tests that control time.
@@ -138,8 +138,8 @@ class Client(ModelCalls):
             check_token(token, targets, is_encrypted=credentials is not None)
             settings = dataclasses.replace(settings, token=token)
         self._pool_config = pool or PoolConfig()
-        _require_grace(resume_grace_s)
-        self._resume_grace_s = resume_grace_s
+        _require_grace(resume_timeout_s)
+        self._resume_timeout_s = resume_timeout_s
         channel = channel or ChannelConfig()
         if channel.service_config is not None:
             check_service_config(channel.service_config, settings.retry)
@@ -194,7 +194,7 @@ class Client(ModelCalls):
         blocking client) it is cancelled immediately. A retried call starts again with `Accepted`. A
         call is not retried once output has arrived.
         """
-        wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
+        wanted = with_grace(build_request(prompt, options), self._resume_timeout_s)
         request = encode_request(wanted)
         attempts = self._calls.settings.attempts(deadline_s)
         return self._calls.stream(
@@ -205,7 +205,7 @@ class Client(ModelCalls):
         self,
         point: ResumePoint | str,
         *,
-        resume_grace_s: float | None = None,
+        resume_timeout_s: float | None = None,
         deadline_s: float | None = None,
         trace: TraceContext | None = None,
         metadata: Metadata = (),
@@ -214,16 +214,16 @@ class Client(ModelCalls):
 
         If `point` is a request id, the stream begins at its first message. An older stream of the
         request ends with `StreamSuperseded`. If the connection is lost again, the client resumes
-        again within `resume_grace_s` seconds; None means the client's setting. If this time is
+        again within `resume_timeout_s` seconds; None means the client's setting. If this time is
         above 0, leaving the iterator early cancels the request; if it is 0, the request continues
         for its grace period. Raises `RequestNotFound` after the grace period, and
         `SequenceUnavailable` if the stream cannot be continued at `point`.
         """
         require_type(point, "point", ResumePoint, str)
-        _require_grace(resume_grace_s)
+        _require_grace(resume_timeout_s)
         if isinstance(point, str):
             point = ResumePoint(request_id=point)
-        grace_s = self._resume_grace_s if resume_grace_s is None else resume_grace_s
+        grace_s = self._resume_timeout_s if resume_timeout_s is None else resume_timeout_s
         settings = self._calls.settings
         return self._calls.resume(
             point,
@@ -341,7 +341,7 @@ class Client(ModelCalls):
             index: int, request: BatchRequest, canceller: Canceller | None = None
         ) -> AsyncGenerator[Event, None]:
             with errors_at(index):
-                wanted = with_grace(build_request(request, options), self._resume_grace_s)
+                wanted = with_grace(build_request(request, options), self._resume_timeout_s)
                 message = encode_request(wanted)
             return self._calls.stream(
                 message,
@@ -416,9 +416,9 @@ class Client(ModelCalls):
         return builder.result()
 
 
-def _require_grace(resume_grace_s: float | None) -> None:
-    if resume_grace_s is not None:
-        require_number(resume_grace_s, "resume_grace_s", Real, at_least=0)
+def _require_grace(resume_timeout_s: float | None) -> None:
+    if resume_timeout_s is not None:
+        require_number(resume_timeout_s, "resume_timeout_s", Real, at_least=0)
 
 
 def _conversation(

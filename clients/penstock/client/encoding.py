@@ -93,7 +93,7 @@ def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
         require_type(request.adapter, "adapter", Adapter)
         _set(message.adapter, "name", request.adapter.name, "adapter.name")
         _set(message.adapter, "scale", request.adapter.scale, "adapter.scale")
-    _set_duration(message, "resume_timeout", request.resume_grace_s, "resume_grace_s")
+    _set_duration(message, "resume_timeout", request.resume_timeout_s, "resume_timeout_s")
     _clear_unused_groups(message)
     return message
 

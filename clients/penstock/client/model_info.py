@@ -78,7 +78,7 @@ class ModelLimits:
         max_pending_requests: Requests in the queue.
         max_pending_tokens: Tokens of the requests in the queue: their prompts, and what they
             generated before a preemption.
-        max_resume_timeout_s: Maximum of `resume_grace_s`; 0 if requests cannot be resumed.
+        max_resume_timeout_s: Maximum of `resume_timeout_s`; 0 if requests cannot be resumed.
         reader_stall_timeout_s: Time after which a stream that its client does not read is ended.
         default_timeout_s: Timeout of a request without `total_timeout_s` and without a gRPC
             deadline.

@@ -212,8 +212,8 @@ class GenerationRequest:
         cache: Sharing and retention of the KV cache.
         constraint: The format that the output must have.
         adapter: A LoRA adapter.
-        resume_grace_s: Seconds for which the server keeps the request after its connection is lost;
-            the stream then continues on a new connection. None: the client's setting.
+        resume_timeout_s: Seconds for which the server keeps the request after its connection is
+            lost; the stream then continues on a new connection. None: the client's setting.
     """
 
     prompt: Prompt
@@ -226,7 +226,7 @@ class GenerationRequest:
     cache: CacheOptions = field(default_factory=CacheOptions)
     constraint: Constraint | None = None
     adapter: Adapter | None = None
-    resume_grace_s: float | None = None
+    resume_timeout_s: float | None = None
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -242,7 +242,7 @@ class GenerationOptions(TypedDict, total=False):
     request_id: str | None
     constraint: Constraint | None
     adapter: Adapter | None
-    resume_grace_s: float | None
+    resume_timeout_s: float | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -294,11 +294,10 @@ GROUPS: Mapping[str, type[Any]] = {
 _GROUP_OF: Mapping[str, str] = {
     option.name: name for name, group in GROUPS.items() for option in fields(group)
 }
-_TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "resume_grace_s")
+_TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "resume_timeout_s")
 _KEYWORD_OF_FIELD: Mapping[str, str] = {
     "num_outputs": "n",
     "stop_strings": "stop",
-    "resume_timeout": "resume_grace_s",
     "salt": "cache_salt",
 }
 """Keyword arguments by the name of their protobuf field, where the two differ. Suggested when a
@@ -345,11 +344,11 @@ def build_request(
 
 
 def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
-    """Return the request with `resume_grace_s` set to `grace_s`, unless it is already set or
+    """Return the request with `resume_timeout_s` set to `grace_s`, unless it is already set or
     `grace_s` is None."""
-    if grace_s is None or request.resume_grace_s is not None:
+    if grace_s is None or request.resume_timeout_s is not None:
         return request
-    return replace(request, resume_grace_s=grace_s)
+    return replace(request, resume_timeout_s=grace_s)
 
 
 def _no_such_option(name: str) -> str:

@@ -64,7 +64,7 @@ class SyncClient(BlockingAdapter[Client]):
         channel: ChannelConfig | None = None,
         pool: PoolConfig | None = None,
         multiplex: bool | MultiplexConfig = False,
-        resume_grace_s: float | None = None,
+        resume_timeout_s: float | None = None,
         settings: CallSettings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -80,7 +80,7 @@ class SyncClient(BlockingAdapter[Client]):
                 channel=channel,
                 pool=pool,
                 multiplex=multiplex,
-                resume_grace_s=resume_grace_s,
+                resume_timeout_s=resume_timeout_s,
                 settings=settings,
                 sleep=blocking_sleep(sleep),
             )

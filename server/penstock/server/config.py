@@ -60,7 +60,7 @@ class ServerConfig:
     port.
 
     `tokenizer_path` is the folder with the tokenizer and the chat template; None means the model's
-    folder. Shutdown completes within four seconds after `drain_grace_s`, or later if the
+    folder. Shutdown completes within four seconds after `drain_timeout_s`, or later if the
     executor needs longer to exit (`ExecutorConfig.max_exit_s`). `front.front_id` is a
     placeholder that each front replaces by its own id. If `record_path` is set, the engine records
     its steps and its requests in two files in that folder; `record_max_bytes` limits the size of
@@ -114,7 +114,7 @@ class ServerConfig:
         is_everyday=True,
         shown="cores / 2",
     )
-    drain_grace_s: float = setting(
+    drain_timeout_s: float = setting(
         30.0, "survival", "seconds that streams may run after the first signal", at_least=0
     )
     engine_hang_s: float = setting(

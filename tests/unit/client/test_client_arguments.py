@@ -67,14 +67,14 @@ def test_metadata_that_is_no_sequence_of_pairs_is_rejected(metadata: Any) -> Non
 )
 def test_a_grace_period_that_is_no_time_is_rejected(grace_s: Any, rule: str) -> None:
     for kind in (Client, SyncClient):
-        with pytest.raises((TypeError, ValueError), match=f"^resume_grace_s: {rule}$"):
-            kind(ADDRESS, resume_grace_s=grace_s)
+        with pytest.raises((TypeError, ValueError), match=f"^resume_timeout_s: {rule}$"):
+            kind(ADDRESS, resume_timeout_s=grace_s)
 
 
 async def test_a_grace_period_of_a_resumption_is_checked() -> None:
     async with Client(ADDRESS) as client:
-        with pytest.raises(ValueError, match=r"^resume_grace_s: must be at least 0, not -1$"):
-            client.resume("r-1", resume_grace_s=-1)
+        with pytest.raises(ValueError, match=r"^resume_timeout_s: must be at least 0, not -1$"):
+            client.resume("r-1", resume_timeout_s=-1)
 
 
 def test_an_address_of_a_list_that_is_no_text_is_named_by_its_index() -> None:

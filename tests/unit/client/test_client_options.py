@@ -40,7 +40,7 @@ EVERYTHING: dict[str, Any] = {
     "request_id": "r-1",
     "constraint": RegexConstraint(pattern="a+"),
     "adapter": Adapter(name="lora", scale=0.5),
-    "resume_grace_s": 2.5,
+    "resume_timeout_s": 2.5,
     "temperature": 0.5,
     "top_k": 3,
     "top_p": 0.5,
@@ -275,8 +275,7 @@ def test_an_unknown_option_is_rejected() -> None:
     [
         ("num_outputs", "n"),
         ("stop_strings", "stop"),
-        ("resume_timeout", "resume_grace_s"),
-        ("resume_timeout_s", "resume_grace_s"),
+        ("resume_timeout", "resume_timeout_s"),
         ("salt", "cache_salt"),
         ("ttft_timeout", "ttft_timeout_s"),
     ],
@@ -337,7 +336,7 @@ def test_an_option_that_is_none_is_not_set() -> None:
         ({"logit_bias": [5]}, "sampling.logit_bias[0]: must be a token id and its bias"),
         ({"adapter": "foo"}, "adapter: must be Adapter, not str"),
         ({"echo": 10**30}, "output.echo: "),
-        ({"resume_grace_s": "x"}, "resume_grace_s: "),
+        ({"resume_timeout_s": "x"}, "resume_timeout_s: "),
         ({"constraint": ChoiceConstraint(choices=cast(Any, 3))}, "constraint.choice.choices: "),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_grace_period_of_a_pod_is_longer_than_its_drain(builds: Builds) -> N
     for name, manifests in builds.items():
         pause_s = container_of(manifests)["lifecycle"]["preStop"]["sleep"]["seconds"]
         grace_s = pod_of(manifests)["spec"]["terminationGracePeriodSeconds"]
-        drain_s = config_of(manifests).drain_grace_s
+        drain_s = config_of(manifests).drain_timeout_s
         after_s = FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
         assert grace_s >= pause_s + drain_s + after_s + 5, name
         # Balancers have detected it by then: two periods of the slowest probe.

@@ -88,7 +88,7 @@ def test_stopping_leaves_time_for_the_drain() -> None:
     (grace,) = [
         float(part.partition("=")[2])
         for part in service["command"]
-        if part.startswith("--drain-grace-s=")
+        if part.startswith("--drain-timeout-s=")
     ]
     stop_s = float(service["stop_grace_period"].removesuffix("s"))
     assert stop_s >= grace + FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S

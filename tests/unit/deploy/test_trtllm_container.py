@@ -37,10 +37,10 @@ def test_stopping_leaves_time_for_the_drain_and_for_the_engines_end() -> None:
     (grace,) = [
         float(argument.partition("=")[2])
         for argument in SERVICE["command"]
-        if argument.startswith("--drain-grace-s=")
+        if argument.startswith("--drain-timeout-s=")
     ]
 
-    assert grace == ServerConfig.__dataclass_fields__["drain_grace_s"].default
+    assert grace == ServerConfig.__dataclass_fields__["drain_timeout_s"].default
     needed_s = grace + FRONTS_AFTER_GRACE_S + WatchSettings().shutdown_timeout_s
     assert seconds(SERVICE["stop_grace_period"]) >= needed_s
 

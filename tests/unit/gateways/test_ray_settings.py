@@ -42,7 +42,7 @@ def test_the_config_file_has_only_supported_settings() -> None:
 def test_the_grace_of_the_service_fits_into_the_replicas() -> None:
     (application,) = config()["applications"]
     settings = settings_of(application["args"])
-    grace_s = float(settings.serve_options[settings.serve_options.index("--drain-grace-s") + 1])
+    grace_s = float(settings.serve_options[settings.serve_options.index("--drain-timeout-s") + 1])
 
     assert grace_s + 2.0 < settings.stop_timeout_s
 
@@ -87,7 +87,7 @@ def test_one_front_by_default() -> None:
     [
         ({"serve_option": []}, "serve_option"),
         ({"serve_options": "--model demo"}, "serve_options"),
-        ({"serve_options": ["--drain-grace-s", 60]}, "serve_options: 60"),
+        ({"serve_options": ["--drain-timeout-s", 60]}, "serve_options: 60"),
         ({"start_timeout_s": 0}, "start_timeout_s"),
         ({"stop_timeout_s": "1"}, "stop_timeout_s"),
         ({"stop_timeout_s": True}, "stop_timeout_s"),

@@ -94,7 +94,7 @@ EVERY_OPTION = (
     *("--admission-policy", "guaranteed_no_evict", "--block-size", "8"),
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
     *("--quantization", "none", "--kv-cache-dtype", "auto"),
-    *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
+    *("--pipeline-depth", "2", "--drain-timeout-s", "1.5", "--log-level", "debug"),
     *("--log-format", "json", "--log-exception-messages", "on"),
     *("--simulated-config", f'{{"is_strict": true, "faults": [{FAULT}]}}'),
     *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
@@ -167,7 +167,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         host="::1",
         port=7,
         num_fronts=3,
-        drain_grace_s=1.5,
+        drain_timeout_s=1.5,
         log_level="debug",
         log_format="json",
         log_exception_messages=True,
@@ -373,7 +373,7 @@ def test_threads_of_the_environment_are_a_number_above_0(value: str) -> None:
     [
         ("PENSTOCK_PORT", "many", "an integer, not 'many'"),
         ("PENSTOCK_EXECUTOR", "magic", "one of torch, simulated"),
-        ("PENSTOCK_DRAIN_GRACE_S", "", "a number, not ''"),
+        ("PENSTOCK_DRAIN_TIMEOUT_S", "", "a number, not ''"),
     ],
 )
 def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wanted: str) -> None:
@@ -462,8 +462,8 @@ def test_choices_are_those_of_the_settings() -> None:
         ("port", -1),
         ("num_fronts", 0),
         ("num_fronts", 1000),
-        ("drain_grace_s", float("nan")),
-        ("drain_grace_s", -1.0),
+        ("drain_timeout_s", float("nan")),
+        ("drain_timeout_s", -1.0),
         ("log_level", "loud"),
         ("log_format", "xml"),
     ],

@@ -83,7 +83,7 @@ from penstock.tools.command_line import main
             (f"serve --executor simulated {option}", line)
             for option, line in (
                 ("--block-size 0", "block-size"),
-                ("--drain-grace-s nan", "drain-grace-s"),
+                ("--drain-timeout-s nan", "drain-timeout-s"),
                 ("--fronts 0", "fronts"),
                 (
                     '--simulated-config {"zzz":3}',

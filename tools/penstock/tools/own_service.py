@@ -47,14 +47,14 @@ class OwnService:
         *,
         start_timeout_s: float,
         stop_timeout_s: float = _STOP_S,
-        drain_grace_s: float | None = None,
+        drain_timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
         """`serve_args`: arguments of `penstock serve` in addition to host and port. The operations
         and metrics ports are disabled unless an argument enables them.
 
-        `stop_timeout_s`: the wait after SIGTERM before SIGKILL. `drain_grace_s`: how long the
+        `stop_timeout_s`: the wait after SIGTERM before SIGKILL. `drain_timeout_s`: how long the
         service lets requests finish when it stops, seconds; None: its default. `environment` None:
         the environment of this process without PENSTOCK_ variables. `on_log` is called with every
         line of the service's log.
@@ -63,7 +63,7 @@ class OwnService:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._grace_args = (
-            () if drain_grace_s is None else ("--drain-grace-s", f"{drain_grace_s:g}")
+            () if drain_timeout_s is None else ("--drain-timeout-s", f"{drain_timeout_s:g}")
         )
         self._environment = environment
         self._on_log = on_log

@@ -180,7 +180,7 @@ class FrontConfig:
         60.0, "survival", "seconds that a request waits for another engine", at_least=0
     )
 
-    max_resume_grace_s: float = setting(
+    max_resume_timeout_s: float = setting(
         60.0,
         "survival",
         "maximum time that a request is kept for Resume, seconds; 0 disables Resume",

@@ -103,7 +103,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     keeping.cancel()
     grace_s = control.stop_grace_s
     await server.drain(
-        config.drain_grace_s if grace_s is None else grace_s, is_hand_over=control.is_hand_over
+        config.drain_timeout_s if grace_s is None else grace_s, is_hand_over=control.is_hand_over
     )
     if reporter is not None:
         await reporter.close()

@@ -247,7 +247,7 @@ class Supervisor:
 
     @property
     def _current_grace_s(self) -> float:
-        return self._config.drain_grace_s if self._grace_s is None else self._grace_s
+        return self._config.drain_timeout_s if self._grace_s is None else self._grace_s
 
     def _check_fronts(self, limit_s: float) -> None:
         for front in self._fronts:
@@ -299,7 +299,7 @@ class Supervisor:
             self._forced_by = number
             self._forced.set()
         else:
-            logger.info("%s: draining, at most %g s", number.name, self._config.drain_grace_s)
+            logger.info("%s: draining, at most %g s", number.name, self._config.drain_timeout_s)
             self._stop.set()
 
     def _on_dump_signal(self) -> None:

@@ -184,7 +184,7 @@ class ResumeService:
         Raises RequestError if Resume is disabled or the message is malformed, and
         OtherRequestFailed, with the id of the request, for other errors."""
         front = self._front
-        if not front.config.max_resume_grace_s:
+        if not front.config.max_resume_timeout_s:
             raise unsupported_feature("resume")
         message = parse(pb.ResumeRequest, data)
         violations = Violations()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.client import Client
 
-_DRAIN_GRACE_S = 5.0
+_DRAIN_TIMEOUT_S = 5.0
 _GENERATION_DEADLINE_S = 120.0
 _SCENES = {
     "kill": "kill the engine process during streaming: the streams continue with the same tokens",
@@ -160,7 +160,7 @@ def _service(options: DemoOptions, executor: str, *serve_args: str) -> OwnServic
     return OwnService(
         (*usual, *serve_args),
         start_timeout_s=options.start_timeout_s,
-        drain_grace_s=_DRAIN_GRACE_S,
+        drain_timeout_s=_DRAIN_TIMEOUT_S,
     )
 
 

@@ -402,7 +402,7 @@ def stop_timeout_s(settings: "Sources") -> float:
     except BadSetting:
         # The service will not start; it reports the reason itself.
         return _MIN_STOP_TIMEOUT_S
-    own_s = config.drain_grace_s + config.executor.max_exit_s
+    own_s = config.drain_timeout_s + config.executor.max_exit_s
     return max(_MIN_STOP_TIMEOUT_S, own_s + _STOP_SLACK_S)
 
 

@@ -367,7 +367,7 @@ def read_resumption(
     """
     if not request.HasField(_RESUME_PATH):
         return None
-    max_s = limits.config.max_resume_grace_s
+    max_s = limits.config.max_resume_timeout_s
     if not max_s:
         violations.require_feature("resume", _RESUME_PATH, is_supported=False)
         return None
