@@ -4,6 +4,7 @@ CUDA device.
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Callable
@@ -347,6 +348,8 @@ def peak_of(make: Callable[[], Any]) -> tuple[Any, int]:
     """Return the result of `make`, and the largest number of bytes of device memory that it had
     allocated at once.
     """
+    # Tensors in reference cycles of earlier tests, freed by `make`, would lower the figure.
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
