@@ -3,7 +3,7 @@
 A view contains no token ids and no text. Read-only; may take milliseconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import Request
@@ -76,28 +76,24 @@ def _seniority(request: Request) -> tuple[int, int]:
 
 
 def _running(arrays: SlotArrays, request: Request) -> OutputView:
-    spec, slot = request.spec, request.slot
-    num_prompt = spec.num_original_prompt_tokens
-    return OutputView(
-        key=spec.key,
-        request_id=spec.request_id,
-        tenant=spec.tenant,
-        output_index=spec.output_index,
-        state=request.state,
-        priority=spec.priority,
-        arrival_s=spec.arrival_s,
-        deadline_s=request.expiry_s,
-        num_prompt_tokens=num_prompt,
-        num_output_tokens=int(arrays.num_tokens[slot]) - num_prompt,
+    slot = request.slot
+    return replace(
+        _view(request, int(arrays.num_tokens[slot])),
         num_computed_tokens=int(arrays.num_computed[slot]),
         num_blocks=int(arrays.num_blocks[slot]),
-        num_preemptions=request.num_preemptions,
         slot=slot,
-        trace_id=spec.trace_id,
     )
 
 
 def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> OutputView:
+    return replace(
+        _view(request, len(request.tokens)),
+        waits_for=queue.reason_of(request),
+        queue_position=position,
+    )
+
+
+def _view(request: Request, num_tokens: int) -> OutputView:
     spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
     return OutputView(
         key=spec.key,
@@ -109,11 +105,9 @@ def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> Out
         arrival_s=spec.arrival_s,
         deadline_s=request.expiry_s,
         num_prompt_tokens=num_prompt,
-        num_output_tokens=len(request.tokens) - num_prompt,
+        num_output_tokens=num_tokens - num_prompt,
         num_computed_tokens=0,
         num_blocks=0,
         num_preemptions=request.num_preemptions,
-        waits_for=queue.reason_of(request),
-        queue_position=position,
         trace_id=spec.trace_id,
     )
