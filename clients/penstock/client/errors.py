@@ -254,7 +254,7 @@ class AdapterNotFound(NotFound):
 
 class RequestNotFound(NotFound):
     """The server does not have the request, or no longer has it, or it belongs to another tenant,
-    or it has no grace period and cannot be resumed."""
+    or it has no resume timeout and cannot be resumed."""
 
 
 class AlreadyExists(PenstockError):
