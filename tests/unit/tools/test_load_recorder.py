@@ -73,7 +73,7 @@ def test_durations_count_from_when_a_request_was_due() -> None:
     served(recorder, 1.0, 3.5, 3.6, sent_s=3.0)
 
     assert recorder.ttft.max_s == pytest.approx(2.5)
-    assert recorder.e2e.max_s == pytest.approx(2.6)
+    assert recorder.total.max_s == pytest.approx(2.6)
     assert recorder.itl.max_s == pytest.approx(0.1)
     assert recorder.lateness.max_s == pytest.approx(2.0)
     assert recorder.queue.max_s == pytest.approx(0.25)
