@@ -116,7 +116,12 @@ def test_bad_usage_is_one_line(words: str, line: str, capsys: pytest.CaptureFixt
         ("models --address :1", "PENSTOCK_ADDRESS", ":1", "--address: must be HOST, HOST:PORT,"),
         ("top --once", "PENSTOCK_OPERATIONS", "a b", "PENSTOCK_OPERATIONS: must be HOST,"),
         ("top --once", "PENSTOCK_OPERATIONS_PORT", "0", "PENSTOCK_OPERATIONS_PORT: the port must"),
-        ("top --once", "PENSTOCK_PORT", "65535", "PENSTOCK_PORT: the port must be from 1 to 65535"),
+        ("top --once", "PENSTOCK_PORT", "65535", "PENSTOCK_PORT is 65535, and there is no next"),
+        ("top --once", "PENSTOCK_PORT", "65536", "PENSTOCK_PORT: the port must be from 1 to 65535"),
+        ("bench --rates 1", "PENSTOCK_PORT", "many", "PENSTOCK_PORT: the port must be from 1 to"),
+        ("bench --rates 1", "PENSTOCK_ADDRESS", "a b", "PENSTOCK_ADDRESS: must be HOST, HOST:"),
+        ("bench localhost,localhost --rates 1", "PENSTOCK_PORT", "1", "ADDRESS: localhost:50051"),
+        ("bench [1]:1 --rates 1", "PENSTOCK_PORT", "1", "ADDRESS: not an IPv6 address: "),
     ],
 )
 def test_an_invalid_address_is_reported_with_the_flag_or_the_variable_that_set_it(

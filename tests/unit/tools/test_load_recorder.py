@@ -158,6 +158,10 @@ def test_processes_add_up() -> None:
     assert figures.num_due == 7
     assert (figures.num_completed, figures.num_failed) == (2, 3)
     assert (figures.num_dropped, figures.num_unfinished) == (1, 1)
+    unfinished = (
+        "1 requests were open when the run ended; total time, throughput and tokens/s exclude"
+    )
+    assert any(text.startswith(unfinished) for text in warnings_of(figures))
     assert [(error.status, error.reason, error.num) for error in figures.errors] == [
         ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 2),
         ("UNAVAILABLE", "", 1),

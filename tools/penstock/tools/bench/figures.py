@@ -172,8 +172,8 @@ def warnings_of(figures: LoadFigures) -> list[str]:
         )
     if figures.num_unfinished:
         warnings.append(
-            f"{figures.num_unfinished:,} requests were open when the run ended; the total time"
-            " excludes them; raise --drain-s"
+            f"{figures.num_unfinished:,} requests were open when the run ended; total time,"
+            " throughput and tokens/s exclude them; raise --drain-s"
         )
     if figures.num_failed:
         share = figures.num_failed / figures.num_due
