@@ -139,6 +139,36 @@ def test_an_invalid_address_is_reported_with_the_flag_or_the_variable_that_set_i
 
 
 @pytest.mark.parametrize(
+    ("words", "variables", "line"),
+    [
+        ("health --ca /none", {}, "--ca: /none cannot be read"),
+        ("health", {"CA": "/none"}, "PENSTOCK_CA: /none cannot be read"),
+        ("health", {"CA": "/dev/null"}, "PENSTOCK_CA: /dev/null contains no certificate in PEM"),
+        ("health --cert x", {}, "--cert requires --key"),
+        ("health", {"CERT": "x"}, "PENSTOCK_CERT requires --key"),
+        ("health", {"KEY": "x"}, "PENSTOCK_KEY requires --cert"),
+        ("models --server-name x", {}, "--server-name requires --tls or --ca"),
+        ("models", {"SERVER_NAME": "x"}, "PENSTOCK_SERVER_NAME requires --tls or --ca"),
+        ("models --token-file /none", {}, "--token-file: /none cannot be read"),
+        ("models", {"TOKEN_FILE": "/none"}, "PENSTOCK_TOKEN_FILE: /none cannot be read"),
+        ("models", {"TOKEN_FILE": "/dev/null"}, "PENSTOCK_TOKEN_FILE /dev/null: "),
+    ],
+)
+def test_an_invalid_connection_option_is_reported_with_the_flag_or_the_variable_that_set_it(
+    words: str,
+    variables: dict[str, str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", value)
+
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"penstock {words.split()[0]}: {line}")
+
+
+@pytest.mark.parametrize(
     ("prompt", "line"),
     [("", "prompt"), ("secret\udcff", "text_prompt.text: the prompt is not valid UTF-8\n")],
 )

@@ -15,7 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT, OPERATIONS_OFFSET
+from penstock.conventions import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    MAX_PORT,
+    NO_CREDENTIALS,
+    OPERATIONS_OFFSET,
+)
 from penstock.server.cli.command import ExitCode
 from penstock.server.settings.table import variable_of
 
@@ -223,8 +229,10 @@ def as_typed(value: str) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """Return the error in one line, with flags instead of the fields that they set."""
-    return with_flags(str(error).replace("\n", " "))
+    """Return the error in one line, with flags instead of the fields that they set. If the call had
+    no credentials, the line also names the flag that sets them."""
+    line = with_flags(str(error).replace("\n", " "))
+    return f"{line}; set --token-file" if error.message == NO_CREDENTIALS else line
 
 
 def with_flags(line: str) -> str:

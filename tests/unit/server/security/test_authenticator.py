@@ -15,6 +15,7 @@ from penstock.server.security import web_tokens
 from penstock.server.security.authenticator import (
     Authenticator,
     InvalidCredentials,
+    MissingCredentials,
     TenantNotListed,
 )
 from penstock.server.security.rights import Right
@@ -125,6 +126,20 @@ def test_two_tokens_or_none_are_unauthenticated(harness: Harness) -> None:
     assert harness.is_unknown()
     assert harness.is_unknown(ACME, ACME)
     assert harness.is_unknown(ACME, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "is_missing"),
+    [(None, None, True), (None, "cn:unlisted", False), ("Bearer x", None, False)],
+)
+def test_a_call_without_credentials_differs_from_one_with_invalid_ones(
+    harness: Harness, header: str | None, name: str | None, is_missing: bool
+) -> None:
+    with pytest.raises(InvalidCredentials) as caught:
+        harness.authenticator.identify(
+            [] if header is None else [header], lambda: [] if name is None else [name]
+        )
+    assert isinstance(caught.value, MissingCredentials) is is_missing
 
 
 def test_a_static_token_expires(harness: Harness) -> None:
