@@ -58,14 +58,14 @@ def column(run: SimulationRun, name: str) -> list[float]:
 THREE = [request(0.0, 10, 3), request(0.5, 20, 2), request(30.0, 5, 1)]
 
 
-def test_time_outside_the_engine_is_only_part_of_ttft_and_e2e() -> None:
+def test_time_outside_the_engine_is_only_part_of_ttft_and_the_total() -> None:
     plain, fronted = (
         summarise(simulate(THREE, dataclasses.replace(BASE, front_s=front_s)))
         for front_s in (0.0, 0.25)
     )
 
     assert fronted.ttft.mean_s == pytest.approx(plain.ttft.mean_s + 0.25)
-    assert fronted.e2e.mean_s == pytest.approx(plain.e2e.mean_s + 0.25)
+    assert fronted.total.mean_s == pytest.approx(plain.total.mean_s + 0.25)
     assert (fronted.queue, fronted.itl) == (plain.queue, plain.itl)
     with pytest.raises(ValueError, match="front_s must be at least 0"):
         dataclasses.replace(BASE, front_s=-1.0)

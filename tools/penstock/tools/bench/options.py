@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.cli.connection import UsageError
+from penstock.server.cli.connection import UsageError, connection_error
 from penstock.server.cli.connection_options import reject_connection_options, sender_options
 from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
 from penstock.tools.output_paths import check_output_file, check_report_folder
@@ -127,7 +127,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
         derived = {"address": address, "is_multiplex": args.multiplex, **options}
         config = read_settings(args, SenderConfig, derived)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise connection_error(args, error) from error
     if not (args.allow_remote or is_local(address)):
         raise UsageError(
             f"{address} is not this machine; add --allow-remote to send load to another"

@@ -104,7 +104,7 @@ def summary_lines(summary: Summary) -> list[str]:
         f"{'':12} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10} {'max':>10}",
         _durations_line("TTFT", s.ttft),
         _durations_line("ITL", s.itl),
-        _durations_line("E2E", s.e2e),
+        _durations_line("total", s.total),
         _durations_line("queue", s.queue),
         f"KV cache     {share_text(s.kv_utilisation)} used (at most"
         f" {share_text(s.kv_utilisation_max)}), {share_text(s.kv_waste, 2)} of that empty",
