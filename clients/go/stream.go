@@ -69,7 +69,7 @@ func newStream(
 	open func(context.Context) (source, error),
 ) *Stream {
 	s := &Stream{client: c, open: open, attempts: newAttempts(c)}
-	s.recovery.grace = request.GetResumeTimeout().AsDuration()
+	s.recovery.resumeTimeout = request.GetResumeTimeout().AsDuration()
 	s.requestID = request.GetRequestId()
 	s.start(ctx)
 	return s
@@ -148,7 +148,7 @@ func (s *Stream) Point() ResumePoint {
 	defer s.mu.Unlock()
 	point := s.reader.point
 	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
-	point.GracePeriod = s.recovery.grace
+	point.ResumeTimeout = s.recovery.resumeTimeout
 	return point
 }
 
@@ -250,7 +250,7 @@ func (s *Stream) finish(err *Error) {
 // end releases the stream. isLeft is true if the remaining stream will not be read.
 func (s *Stream) end(isLeft bool) {
 	s.mu.Lock()
-	mayLiveOn := !s.hasEnded && !s.isDetached && s.recovery.grace > 0 && s.requestID != ""
+	mayLiveOn := !s.hasEnded && !s.isDetached && s.recovery.resumeTimeout > 0 && s.requestID != ""
 	s.hasEnded = true
 	requestID := s.requestID
 	s.mu.Unlock()

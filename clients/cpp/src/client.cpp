@@ -39,9 +39,9 @@ v1::GenerateOnceResponse Client::generate_once(const v1::GenerateRequest& reques
   return response;
 }
 
-Stream Client::resume(const ResumePoint& point, std::chrono::nanoseconds grace,
+Stream Client::resume(const ResumePoint& point, std::chrono::nanoseconds resume_timeout,
                       CallOptions options) {
-  return begun(std::make_unique<Stream::Journey>(core_, point, grace, std::move(options)));
+  return begun(std::make_unique<Stream::Journey>(core_, point, resume_timeout, std::move(options)));
 }
 
 v1::RequestState Client::cancel(const std::string& request_id, const CallOptions& options) {

@@ -9,9 +9,9 @@ namespace {
 
 constexpr auto kLeavingTimeout = std::chrono::seconds(2);
 
-Nanoseconds grace_of(const v1::GenerateRequest& request) {
-  const auto& grace = request.resume_timeout();
-  return std::chrono::seconds(grace.seconds()) + Nanoseconds(grace.nanos());
+Nanoseconds resume_timeout_of(const v1::GenerateRequest& request) {
+  const auto& resume_timeout = request.resume_timeout();
+  return std::chrono::seconds(resume_timeout.seconds()) + Nanoseconds(resume_timeout.nanos());
 }
 
 }  // namespace
@@ -22,17 +22,17 @@ Stream::Journey::Journey(std::shared_ptr<Client::Core> core, v1::GenerateRequest
       request_(std::move(request)),
       options_(std::move(options)),
       attempts_(core_->attempts(options_)),
-      recovery_(grace_of(*request_)) {
+      recovery_(resume_timeout_of(*request_)) {
   core_->check(options_);
   on_stop_.emplace(options_.stop, CancelOnStop{this});
 }
 
 Stream::Journey::Journey(std::shared_ptr<Client::Core> core, const ResumePoint& point,
-                         Nanoseconds grace, CallOptions options)
+                         Nanoseconds resume_timeout, CallOptions options)
     : core_(std::move(core)),
       options_(std::move(options)),
       attempts_(core_->attempts(options_)),
-      recovery_(grace),
+      recovery_(resume_timeout),
       reader_(point),
       delivered_(point) {
   recovery_.begin_at(point.next_sequence);

@@ -18,7 +18,7 @@ class Stream::Journey {
  public:
   // The stream of `request`, or of the request that is resumed at `point`.
   Journey(std::shared_ptr<Client::Core> core, v1::GenerateRequest request, CallOptions options);
-  Journey(std::shared_ptr<Client::Core> core, const ResumePoint& point, Nanoseconds grace,
+  Journey(std::shared_ptr<Client::Core> core, const ResumePoint& point, Nanoseconds resume_timeout,
           CallOptions options);
   Journey(const Journey&) = delete;
   Journey& operator=(const Journey&) = delete;

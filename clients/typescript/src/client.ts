@@ -74,7 +74,7 @@ export interface ResumeOptions extends CallOptions {
    * For this time after a lost connection the stream reconnects, and leaving it early cancels the
    * request. Normally the request's resumeTimeout. Default 0.
    */
-  readonly graceMs?: number;
+  readonly resumeTimeoutMs?: number;
 }
 
 /** One connection to a server. All calls fail with PenstockError. */
@@ -125,10 +125,10 @@ export class Client {
 
   /** Streams the remaining events of a request from `point` on, after its stream was lost. */
   resume(point: ResumePoint, options: ResumeOptions = {}): GenerationStream {
-    const { graceMs = 0 } = options;
+    const { resumeTimeoutMs = 0 } = options;
     const plan = {
       ...this.#plan(undefined, options),
-      recovery: new Recovery(graceMs, this.#timing, point.nextSequence),
+      recovery: new Recovery(resumeTimeoutMs, this.#timing, point.nextSequence),
       point,
     };
     return this.#stream(undefined, plan, options);
@@ -236,10 +236,10 @@ export class Client {
   }
 
   #plan(request: GenerateRequest | undefined, options: CallOptions): StreamPlan {
-    const grace = request?.resumeTimeout;
+    const resumeTimeout = request?.resumeTimeout;
     return {
       attempts: this.#attempts(options),
-      recovery: new Recovery(grace ? durationMs(grace) : 0, this.#timing),
+      recovery: new Recovery(resumeTimeout ? durationMs(resumeTimeout) : 0, this.#timing),
       timing: this.#timing,
       signal: options.signal,
     };

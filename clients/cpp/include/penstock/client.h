@@ -35,9 +35,9 @@ class Client {
   // Returns the complete result. Throws Error.
   v1::GenerateOnceResponse generate_once(const v1::GenerateRequest& request,
                                          const CallOptions& options = {});
-  // Continues the stream of a request from a point on, in this process or another. For `grace`
-  // after a lost connection, the stream reconnects by itself.
-  [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds grace,
+  // Continues the stream of a request from a point on, in this process or another. The stream
+  // reconnects by itself for up to `resume_timeout` after a lost connection.
+  [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds resume_timeout,
                               CallOptions options = {});
   // Cancels a request of the caller's tenant and returns its state before the cancellation. Throws
   // Error.
