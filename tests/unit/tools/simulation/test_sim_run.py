@@ -251,7 +251,7 @@ def test_a_report_is_complete(tmp_path: Path) -> None:
     run = simulate(THREE, BASE)
     summary = summarise(run)
 
-    charts = write_report(run, summary, tmp_path / "report")
+    write_report(run, summary, tmp_path / "report")
 
     document = json.loads((tmp_path / "report" / SUMMARY_FILE).read_text())
     assert document["figures"]["num_good"] == 1
@@ -261,7 +261,7 @@ def test_a_report_is_complete(tmp_path: Path) -> None:
     assert [float(row["first_token_s"]) for row in rows] == [2.0, 5.0, 31.5]
     assert [row["outcome"] for row in rows] == ["length"] * 3
     text = (tmp_path / "report" / PAGE_FILE).read_text()
-    assert text.count("<svg") == len(charts) == 5
+    assert text.count("<svg") == 5
     for outside in ("<script", "<link", "src=", "@import"):
         assert outside not in text
     assert any("goodput" in line for line in summary_lines(summary))
