@@ -212,7 +212,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("name", nargs="?", help="a symbol, or SERVICE/METHOD")
     parser.add_argument("data", nargs="?", help="JSON; - reads it from stdin")
     parser.add_argument(
-        "--ca", type=_read_authorities, metavar="FILE", help="PEM file with authorities; enables TLS"
+        "--ca", type=_read_authorities, metavar="FILE", help="PEM file with authorities, for TLS"
     )
     parser.add_argument(
         "--header", type=_header, action="append", default=[], metavar="NAME: VALUE",

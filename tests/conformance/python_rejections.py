@@ -140,7 +140,8 @@ async def retry_after_rejection(scenario: ScenarioInput) -> None:
         await asyncio.sleep(seconds)
 
     policy = RetryPolicy(max_attempts=10)
-    async with scenario.client() as client, Client(scenario.address, retry=policy, sleep=sleep) as retrying:
+    retrying_client = Client(scenario.address, retry=policy, sleep=sleep)
+    async with scenario.client() as client, retrying_client as retrying:
         async with full_queue(client, BLOCKING_TOKENS):
             late = asyncio.create_task(
                 retrying.generate_once(PROMPT, deadline_s=CALL_S, **greedy(8))
