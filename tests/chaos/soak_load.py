@@ -42,7 +42,7 @@ POISON, DEADLY = 21, 22
 NUM_CANARIES = 5
 HUNG = "hung"
 MIN_TOKENS, MAX_TOKENS, CANARY_TOKENS = 10, 80, 32
-_GRACE_S = 30.0
+_RESUME_TIMEOUT_S = 30.0
 _MOST_S = 90.0
 """Time limit of one request in seconds; one that takes longer counts as hung."""
 _NUM_RELAYS = 2
@@ -198,13 +198,13 @@ class Load:
             Client(
                 [relay.address for relay in relays],
                 pool=PoolConfig(num_channels=4),
-                resume_timeout_s=grace_s,
+                resume_timeout_s=resume_timeout_s,
                 settings=CallSettings(
                     retry=RetryPolicy(max_attempts=10_000, max_backoff_s=2.0),
                     budget=RetryBudget(reserve=1_000_000),
                 ),
             )
-            for grace_s in (_GRACE_S, None)
+            for resume_timeout_s in (_RESUME_TIMEOUT_S, None)
         )
 
     @property
