@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from penstock.tools import output_paths
 from penstock.tools.command_line import main
 
 
@@ -201,3 +204,24 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("penstock ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "simulate --trace /nowhere",
+        "plan --trace /nowhere --target-ttft-p99-s 1 --target-itl-p99-ms 9",
+        "bench 127.0.0.1:1 --rates 1",
+    ],
+)
+def test_a_report_without_matplotlib_names_the_extra(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output_paths, "find_spec", lambda name: None)
+
+    assert main([*command.split(), "--report", str(tmp_path)]) == 2
+
+    assert "--report requires matplotlib: pip install 'penstock[bench]'" in capsys.readouterr().err

@@ -115,7 +115,7 @@ class _PolicyIndex:
         policy = self.policy
         listed = policy.tenants.get(tenant)
         if listed is None:
-            if policy.jwt is None or not policy.jwt.takes_unlisted_tenants:
+            if policy.jwt is None or not policy.jwt.allow_unlisted_tenants:
                 raise TenantNotListed("a tenant that the policy does not list")
             listed = policy.default
         return listed.caller(tenant)

@@ -252,7 +252,7 @@ def test_a_tenant_that_is_not_listed_is_authenticated_but_not_authorised(harness
 
 
 def test_unlisted_tenants_may_be_admitted(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, POLICY + JWT + "takes_unlisted_tenants = true\n")
+    harness = Harness(tmp_path, POLICY + JWT + "allow_unlisted_tenants = true\n")
     assert harness.tenant(harness.token(sub="stranger")) == "stranger"
 
 
