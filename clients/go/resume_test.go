@@ -83,7 +83,7 @@ func TestLossIsReportedWhenTheRequestIsForgotten(t *testing.T) {
 	}
 }
 
-func TestResumeByHand(t *testing.T) {
+func TestResumeFromAPoint(t *testing.T) {
 	ctx, client := serve(t, &fakeService{
 		resume: func(r *pb.ResumeRequest, s pb.GenerationService_ResumeServer) error {
 			return resumed(s, tokens(r.GetNextSequence(), "y"), finished(r.GetNextSequence()+1))
@@ -98,7 +98,7 @@ func TestResumeByHand(t *testing.T) {
 	}
 }
 
-func TestLeavingEndsARequestThatWouldLiveOn(t *testing.T) {
+func TestLeavingCancelsARequestThatWouldContinue(t *testing.T) {
 	cancelled := make(chan string, 1)
 	service := &fakeService{
 		generate: func(_ *pb.GenerateRequest, s pb.GenerationService_GenerateServer) error {
@@ -142,11 +142,11 @@ func TestResumeTimeoutEnds(t *testing.T) {
 	point := ResumePoint{RequestID: "a", NextSequence: 2}
 	r := recovery{resumeTimeout: time.Hour}
 	if _, ok := r.delayAfter(lost, point); !ok {
-		t.Fatal("a loss is not made good")
+		t.Fatal("a lost stream is not resumed")
 	}
 	r.lostAt = r.lostAt.Add(-2 * time.Hour)
 	if _, ok := r.delayAfter(lost, point); ok {
-		t.Error("it is tried after its resume timeout")
+		t.Error("it is resumed after its resume timeout")
 	}
 	point.NextSequence++
 	if _, ok := r.delayAfter(lost, point); !ok {

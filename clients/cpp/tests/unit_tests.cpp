@@ -84,7 +84,7 @@ void retries_of_a_crowd_are_bounded() {
   CHECK(budget.take());
 }
 
-void a_loss_is_made_good_within_its_resume_timeout() {
+void a_lost_stream_is_resumed_within_its_timeout() {
   Recovery recovery(1s);
   CHECK(!recovery.delay_after(unavailable(), false, 0, kNow, 1.0).has_value());
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow, 1.0) == 50ms);
@@ -274,7 +274,7 @@ int main() {
   retries_follow_the_server_and_end();
   retries_stop_at_output_deadline_and_rejection();
   retries_of_a_crowd_are_bounded();
-  a_loss_is_made_good_within_its_resume_timeout();
+  a_lost_stream_is_resumed_within_its_timeout();
   other_failures_are_returned_unchanged();
   a_stream_is_counted();
   a_broken_stream_is_reported();

@@ -71,8 +71,8 @@ export interface CallOptions {
 
 export interface ResumeOptions extends CallOptions {
   /**
-   * For this time after a lost connection the stream reconnects, and leaving it early cancels the
-   * request. Normally the request's resumeTimeout. Default 0.
+   * Time after a lost connection in which the stream reconnects, usually the request's
+   * `resumeTimeout`. If it is above 0, leaving the loop early cancels the request. Default 0.
    */
   readonly resumeTimeoutMs?: number;
 }
@@ -85,7 +85,7 @@ export class Client {
   readonly #budget = new RetryBudget();
 
   /**
-   * `address` is HOST, HOST:PORT or a gRPC target. Throws TypeError or RangeError, which names the
+   * `address` is HOST, HOST:PORT (the default port is 50051), [IPV6]:PORT or a gRPC target. Throws TypeError or RangeError, which names the
    * invalid value. Nothing is sent before the first call.
    */
   constructor(address: string, options: ClientOptions = {}) {

@@ -66,7 +66,7 @@ async function failure(promise: Promise<unknown>): Promise<PenstockError> {
   return error;
 }
 
-test("a lost connection is made good where the request outlives its call", async () => {
+test("a stream with a resumeTimeout is resumed after a lost connection", async () => {
   const points: unknown[] = [];
   const service = await serve({
     generate: (call) => answer(call, 3),

@@ -16,14 +16,13 @@
 
 namespace penstock {
 
-// A client for one address. Threads may share it. Streams keep the parts that they need, and may
-// exist longer than the client.
+// A client for one address. Threads may share it. Streams may outlive the client.
 class Client {
  public:
   class Core;
 
   // `address` is HOST, HOST:PORT (the default port is 50051), [IPV6]:PORT or a gRPC target. Throws
-  // std::invalid_argument, which names the invalid option, or a file that cannot be read.
+  // std::invalid_argument, which names the invalid option or the file that cannot be read.
   explicit Client(const std::string& address, ClientOptions options = {});
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;

@@ -141,7 +141,7 @@ public final class GenerationStream
   }
 
   /**
-   * Requests the server to end the request. The stream then ends without an error, with
+   * Ends the request on the server. The stream then ends without an error, with
    * FINISH_REASON_CANCELLED.
    *
    * @throws IllegalStateException while the id of the request is unknown
@@ -169,7 +169,7 @@ public final class GenerationStream
     if (numTokens < 1) {
       throw new IllegalArgumentException("numTokens: must be at least 1, not " + numTokens);
     }
-    if (!(source instanceof MultiplexedRequest multiplexed) || !multiplexed.isCreditByHand()) {
+    if (!(source instanceof MultiplexedRequest multiplexed) || !multiplexed.isCreditManual()) {
       throw new IllegalStateException("the stream was not started by generateWithCredit");
     }
     multiplexed.grant(numTokens);

@@ -14,10 +14,7 @@ import java.util.Objects;
  * @param resumeTimeout the resume_timeout of the request. For this time after a loss, the resumed
  *     stream reconnects by itself; if it is zero, it does not reconnect
  */
-public record ResumePoint(
-    String requestId,
-    long nextSequence,
-    List<Integer> receivedTokenCounts,
+public record ResumePoint(String requestId, long nextSequence, List<Integer> receivedTokenCounts,
     Duration resumeTimeout) {
   /** Rejects null. */
   public ResumePoint {

@@ -146,7 +146,7 @@ class GenerationStreamTest {
   }
 
   @Test
-  void leavingCancelsWhatWouldLiveOn() throws Exception {
+  void closingCancelsARequestThatWouldContinue() throws Exception {
     Losing service = new Losing();
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
          GenerationStream stream = server.client().generate(FakeServer.request(RESUME_TIMEOUT))) {

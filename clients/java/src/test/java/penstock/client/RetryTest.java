@@ -14,7 +14,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import org.junit.jupiter.api.Test;
 
 /** Retries and recoveries: when, after what delay, how often. */
-class PatienceTest {
+class RetryTest {
   private static final ResumePoint POINT =
       new ResumePoint(FakeServer.ID, 5, List.of(4), Duration.ofSeconds(10));
   private static final CallTerms NO_DEADLINE = CallTerms.begin(CallSettings.NONE);
@@ -61,7 +61,7 @@ class PatienceTest {
   }
 
   @Test
-  void aWaitThatOutlivesTheDeadlineIsNotBegun() {
+  void aWaitBeyondTheDeadlineIsNotStarted() {
     CallTerms terms = CallTerms.begin(CallSettings.NONE.withDeadline(Duration.ofSeconds(30)));
     Attempts attempts = new Attempts(RetryPolicy.STANDARD, new RetryBudget());
     PenstockException far = failure(Status.Code.UNAVAILABLE, "", Duration.ofSeconds(60));
