@@ -29,13 +29,15 @@ from numpy.typing import NDArray
 from cached_traffic import cached_traffic
 from latency_run import direction_changes, run_machine
 from optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.scheduler import engine, hit_density, latency_target, step_sizing, waiting_queue
+from penstock.scheduler import hit_density, latency_target, planner, step_sizing, waiting_queue
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
+from penstock.scheduler.decode_pauses import DecodePauses
 from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
 from penstock.scheduler.latency_target import Probes
-from penstock.scheduler.planner import Planner
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.request import Request, RequestSpec
+from penstock.scheduler.running import DecodeRoster
 from penstock.scheduler.step_fit import StepFit
 from penstock.scheduler.use_history import MAX_USES
 from penstock.scheduler.waiting_sums import WaitingSums
@@ -43,11 +45,11 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import Summary, summarise
-from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
+from penstock.tools.simulation.synthetic import synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
-from policies import LONG_PROMPTS
+from policies import LONG_PROMPTS, SYNTHETIC
 from policy_sections import (
     FAIR,
     FLOOD,
@@ -83,14 +85,7 @@ _POOLS_TO_HALF = 64
 """The half-life of hit counts, in pools."""
 _LONG_PROMPTS_PER_S = 3.5
 """The capacity for `LONG_PROMPTS`, as found by `policies.py`."""
-_SHORT_PROMPTS = SyntheticConfig(
-    rate_per_s=48.0,
-    duration_s=30.0,
-    mean_prompt_tokens=300.0,
-    mean_output_tokens=250.0,
-    seed=1,
-)
-"""At the server's capacity."""
+_SHORT_PROMPTS = dataclasses.replace(SYNTHETIC["short-prompts"], duration_s=30.0)
 _FLOOD_END_S = 300.0
 """Where the trace is cut off for the comparison of pauses."""
 _SERVER = SimulationConfig(
@@ -166,12 +161,15 @@ class UndampedProbes(Probes):
         return True
 
 
-class UnpausedPlanner(Planner):
+class NoPauses(DecodePauses):
     """Runs every decode in every step."""
 
-    def _pause_decodes(self, under_share: Sequence[Request]) -> None:
-        """Do nothing."""
-        del under_share
+    def pause(
+        self, under_share: Sequence[Request], chunks: Sequence[PrefillChunk], roster: DecodeRoster
+    ) -> bool:
+        """Return False: nothing is paused."""
+        del under_share, chunks, roster
+        return False
 
 
 class ColumnSums(WaitingSums):
@@ -285,7 +283,7 @@ VARIANTS = {
     "window-256": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 256, "decay": 0.98}),
     "column-sums": _Variant(waiting_queue, "WaitingSums", ColumnSums, {}),
     "undamped": _Variant(latency_target, "Probes", UndampedProbes, {}),
-    "no pauses": _Variant(engine, "Planner", UnpausedPlanner, {}),
+    "no pauses": _Variant(planner, "DecodePauses", NoPauses, {}),
     "aged-uses-2": _Variant(hit_density, "HitDensity", AgedUses, {"pools_per_use": 2.0}),
     "reused-1": _Variant(
         hit_density, "HitDensity", AgedUses, {"pools_per_use": 1.0, "max_uses": 2}
@@ -309,7 +307,7 @@ def use(variant: str | None) -> None:
     setattr(step_sizing, "StepFit", StepFit)  # noqa: B010
     setattr(latency_target, "Probes", Probes)  # noqa: B010
     setattr(waiting_queue, "WaitingSums", WaitingSums)  # noqa: B010
-    setattr(engine, "Planner", Planner)  # noqa: B010
+    setattr(planner, "DecodePauses", DecodePauses)  # noqa: B010
     setattr(hit_density, "HitDensity", HitDensity)  # noqa: B010
     if variant is not None:
         chosen = VARIANTS[variant]
@@ -441,7 +439,7 @@ class PausesRow:
 
     traffic: str
     policy: str
-    planner: str
+    variant: str
     ttft_p50_s: float
     ttft_p99_s: float
     times_alone: float
@@ -469,14 +467,14 @@ def pauses_rows(name: str, trace: Sequence[TraceRequest], capacity_per_s: float)
         use(None)
         # One tenant alone never pauses.
         alone = of_tenant(summary(bench.trial(contender, 1.0, traffic=quiet_tenant)), QUIET)
-        for planner in (_PAUSES, _NO_PAUSES):
-            use(None if planner == _PAUSES else planner)
+        for variant in (_PAUSES, _NO_PAUSES):
+            use(None if variant == _PAUSES else variant)
             both = summary(bench.trial(contender, 1.0, traffic=quiet_with_flood))
             quiet, flood = of_tenant(both, QUIET), of_tenant(both, FLOOD)
             row = PausesRow(
                 traffic=name,
                 policy=contender.name,
-                planner=planner,
+                variant=variant,
                 ttft_p50_s=quiet["ttft"]["p50_s"],
                 ttft_p99_s=quiet["ttft_p99_of_all_s"],
                 times_alone=quiet["ttft_p99_of_all_s"] / alone["ttft_p99_of_all_s"],

@@ -13,7 +13,6 @@ for new prompts, so each step gets the budget of two.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from penstock.scheduler.batch import Batch
 from penstock.scheduler.batch_admission import BatchAdmission
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor
+from penstock.scheduler.decode_pauses import DecodePauses
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_share import FairShare
@@ -36,9 +36,6 @@ from penstock.scheduler.token_budget import TokenBudget
 from penstock.scheduler.transitions import Transitions
 from penstock.scheduler.victims import VictimSelection
 from penstock.scheduler.waiting_queue import WaitingQueue
-
-MAX_PAUSED_STEPS = 3
-"""Maximum number of consecutive steps that leave out the decodes of tenants over their share."""
 
 
 class Planner:
@@ -89,7 +86,7 @@ class Planner:
         self._stride = config.aging_stride
         self._num_under_share_steps = 0
         self._has_left_out = False
-        self._num_paused_steps = 0
+        self._pauses = DecodePauses(arrays, running, tenants, sizing, self._shares)
         self._num_old_blocks = 0
         self._step = 0
 
@@ -117,10 +114,11 @@ class Planner:
         else:
             self._has_left_out = False
         self._queue.note_reason(waits_for, now)
-        self._pause_decodes(under_share)
         chunks = list(budget.chunks())
-        # Built again if a prefill preempted a decode.
+        # Built again if a prefill preempted a decode, and after a pause.
         roster = self._running.decodes(self._cache.capacity)
+        if self._pauses.pause(under_share, chunks, roster):
+            roster = self._running.decodes(self._cache.capacity)
         if not chunks and not len(roster.rows) and not self._running.has_released:
             return None
         step = self._commit(roster, chunks)
@@ -214,31 +212,6 @@ class Planner:
         is_over = self._has_left_out or budget.num_left <= 0
         self._num_under_share_steps = self._num_under_share_steps + 1 if is_over else 0
         return not self._has_left_out
-
-    def _pause_decodes(self, under_share: Sequence[Request]) -> None:
-        """Leave the decodes of tenants over their share out of a step that computes prompts of
-        tenants under their share.
-
-        With a full batch of decodes such a prompt would take up to twice as long. `under_share`:
-        the requests with these prompts. Only tenants that have received more service than the
-        tenants of these requests are paused, so that a tenant with many short requests delays
-        others only until it has received as much service. Decodes of a higher class continue, and
-        none is paused for more than `MAX_PAUSED_STEPS` steps in a row.
-        """
-        num_paused, self._num_paused_steps = self._num_paused_steps, 0
-        arrays, tenants = self._arrays, self._tenants
-        if not under_share or num_paused == MAX_PAUSED_STEPS or tenants.num_live < 2:
-            return
-        priority = max(request.spec.priority for request in under_share)
-        service = tenants.service
-        served = max(float(service[request.tenant]) for request in under_share)
-        slots = self._running.decodes(self._cache.capacity).rows.index
-        owners = arrays.tenant[slots]
-        is_over = ~self._shares().are_under_share(owners) & (service[owners] > served)
-        paused = slots[is_over & (arrays.level[slots] <= priority)]
-        if len(paused):
-            self._running.pause_decoding(paused)
-            self._num_paused_steps = num_paused + 1
 
     def _continue_prefills(self, budget: TokenBudget, now: float) -> None:
         running = self._running

@@ -39,7 +39,7 @@ class StepSizing:
         self._max_num_seqs = info.max_num_seqs
         self._prefill: PrefillLimit | None = None
         self._batch: BatchLimit | None = None
-        target_s = config.target_itl_s
+        target_s = self._target_s = config.target_itl_s
         if target_s is None:
             return
         if info.is_self_paced:
@@ -96,7 +96,13 @@ class StepSizing:
     @property
     def has_target(self) -> bool:
         """Whether there is an inter-token latency target."""
-        return self._prefill is not None
+        return self._target_s is not None
+
+    def is_within_target(self, gap_s: float) -> bool:
+        """Return whether a predicted time between tokens, seconds, is within the latency target.
+        Without a target, or while there is no cost model, return True.
+        """
+        return self._target_s is None or not self.has_cost or gap_s <= self._target_s
 
     def budget(
         self, num_decodes: int, num_context_tokens: int = 0, num_decode_context_tokens: int = 0

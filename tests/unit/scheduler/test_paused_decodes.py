@@ -6,20 +6,30 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.decode_pauses import MAX_PAUSED_STEPS
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.forecast import RunningLoad
-from penstock.scheduler.planner import MAX_PAUSED_STEPS
 from support.core import NullExecutor, make_engine, make_spec
 
 NUM_DECODES = 8
+ONE_SECOND = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
+"""Every step takes one second."""
 
 
-def busy_engine(priority: int = 0, max_tokens: int = 400) -> tuple[Engine, NullExecutor]:
+def busy_engine(
+    priority: int = 0, max_tokens: int = 400, target_itl_s: float | None = None
+) -> tuple[Engine, NullExecutor]:
     """Return an engine and its executor. One tenant has decoded in many slots, so that it is above
     its share.
     """
     engine, executor = make_engine(
-        num_blocks=4096, max_num_seqs=12, max_seq_len=2048, max_prefill_share=1.0
+        num_blocks=4096,
+        max_num_seqs=12,
+        max_seq_len=2048,
+        max_prefill_share=1.0,
+        target_itl_s=target_itl_s,
+        known_cost=ONE_SECOND,
     )
     # A tenant that is known and had little: a new one would start at the others' counters.
     engine.submit((make_spec(99, 4, max_tokens=1, tenant="light"),))
@@ -48,6 +58,25 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
     paused = paused_steps(executor, since)
     assert paused[:MAX_PAUSED_STEPS] == [NUM_DECODES] * MAX_PAUSED_STEPS
     assert paused[MAX_PAUSED_STEPS] == 0
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("target_itl_s", "num_paused"), [(1.5, 0), (2.5, 1), (3.5, 2), (9.0, MAX_PAUSED_STEPS)]
+)
+def test_pauses_end_before_a_token_misses_the_latency_target(
+    target_itl_s: float, num_paused: int
+) -> None:
+    engine, executor = busy_engine(target_itl_s=target_itl_s)
+    for now, batch in enumerate(executor.batches):
+        engine.note_duration(batch, 1.0, float(now))
+    since = len(executor.batches)
+
+    engine.submit((make_spec(100, 160, max_tokens=1, tenant="light"),))
+    for _ in range(num_paused + 1):
+        engine.step()
+
+    assert paused_steps(executor, since) == [NUM_DECODES] * num_paused + [0]
     engine.check_integrity()
 
 
