@@ -54,7 +54,7 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import Summary, summarise
-from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
+from penstock.tools.simulation.synthetic import synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
@@ -76,7 +76,7 @@ from plain_variants_deadlines import (
     outcomes,
     without_predictions,
 )
-from policies import COSTS, LONG_PROMPTS
+from policies import COSTS, LONG_PROMPTS, SYNTHETIC
 from policy_sections import (
     FAIR,
     FLOOD,
@@ -112,14 +112,7 @@ _POOLS_TO_HALF = 64
 """The half-life of hit counts, in pools."""
 _LONG_PROMPTS_PER_S = 3.5
 """The capacity for `LONG_PROMPTS`, as found by `policies.py`."""
-_SHORT_PROMPTS = SyntheticConfig(
-    rate_per_s=48.0,
-    duration_s=30.0,
-    mean_prompt_tokens=300.0,
-    mean_output_tokens=250.0,
-    seed=1,
-)
-"""At the server's capacity."""
+_SHORT_PROMPTS = dataclasses.replace(SYNTHETIC["short-prompts"], duration_s=30.0)
 _FLOOD_END_S = 300.0
 """Where the trace is cut off for the comparisons of pauses and of deadlines."""
 _LATE_LOAD = 1.2

@@ -20,7 +20,12 @@ from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.server.usable_cores import num_usable_cores
 from penstock.tools.pages import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig
-from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
+from penstock.tools.simulation.synthetic import (
+    ArrivalProcess,
+    SyntheticConfig,
+    TenantShare,
+    synthetic_trace,
+)
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
@@ -43,6 +48,7 @@ from policy_sweep import Sweep, sweep
 from report import Check, Outcome, RunFailed, arguments, at_least, at_most, print_table, run
 
 QUICK_WINDOW_S = 600.0
+_SHORT_RUN: dict[str, Any] = {"duration_s": 200.0, "seed": 1}
 LONG_PROMPTS = SyntheticConfig(
     rate_per_s=2.0,
     duration_s=QUICK_WINDOW_S,
@@ -51,7 +57,40 @@ LONG_PROMPTS = SyntheticConfig(
     mean_output_tokens=250.0,
     seed=1,
 )
-"""The synthetic traffic if no trace is given."""
+SYNTHETIC = {
+    "long-prompts": LONG_PROMPTS,
+    "short-prompts": SyntheticConfig(
+        rate_per_s=48.0, mean_prompt_tokens=300.0, mean_output_tokens=250.0, **_SHORT_RUN
+    ),
+    "heavy-tails": SyntheticConfig(
+        rate_per_s=36.0,
+        mean_prompt_tokens=500.0,
+        prompt_sigma=1.6,
+        max_prompt_tokens=32_768,
+        mean_output_tokens=150.0,
+        output_sigma=1.4,
+        **_SHORT_RUN,
+    ),
+    "bursts": SyntheticConfig(
+        rate_per_s=14.0,
+        arrivals=ArrivalProcess.MMPP,
+        mean_prompt_tokens=2000.0,
+        mean_output_tokens=250.0,
+        **_SHORT_RUN,
+    ),
+    "code": SyntheticConfig(
+        rate_per_s=20.0, mean_prompt_tokens=2000.0, mean_output_tokens=28.0, **_SHORT_RUN
+    ),
+    "many-tenants": SyntheticConfig(
+        rate_per_s=12.0,
+        mean_prompt_tokens=2500.0,
+        mean_output_tokens=250.0,
+        # Shares as 1/n.
+        tenants=tuple(TenantShare(name=f"t{n}", share=1.0 / n) for n in range(1, 41)),
+        **_SHORT_RUN,
+    ),
+}
+"""Synthetic traffic; rates near the capacity."""
 MOST_LOST_PERCENT = {"first token": 1.0, "whole": 5.0}
 COSTS = {
     "default": CostModel(),
@@ -70,7 +109,11 @@ def measure(args: argparse.Namespace) -> Outcome:
     """
     end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
     try:
-        requests = synthetic_trace(LONG_PROMPTS) if args.trace is None else read_trace(args.trace)
+        requests = (
+            synthetic_trace(SYNTHETIC[args.synthetic])
+            if args.trace is None
+            else read_trace(args.trace)
+        )
         trace = list(transformed(requests, TransformConfig(end_s=end_s)))
         base = SimulationConfig(
             cost=_cost(args.cost),
@@ -188,7 +231,8 @@ def _kept_share(rows: Sequence[Raw]) -> float:
 def main() -> None:
     parser = arguments(__doc__)
     add = parser.add_argument
-    add("--trace", type=Path, metavar="FILE", help="default: synthetic, prompts of 7,000 tokens")
+    add("--trace", type=Path, metavar="FILE", help="default: synthetic traffic")
+    add("--synthetic", choices=SYNTHETIC, default="long-prompts", help="without --trace")
     add("--jobs", type=int, default=num_usable_cores(), help="parallel runs (default: cores)")
     known = ", ".join(COSTS)
     add("--cost", default="default", metavar="NAME|JSON", help=f"{known}, or fields of CostModel")

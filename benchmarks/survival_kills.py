@@ -27,7 +27,7 @@ from survival_streams import ConcurrentStreams, Received, References, connected,
 
 NUM_STREAMS = 64
 NUM_FRONTS = 2
-_HANG_S, _GRACE_S = 3.0, 2.0
+_HANG_S, _DRAIN_TIMEOUT_S = 3.0, 2.0
 _IN_FLIGHT_S = 0.05
 """Seconds after a kill until messages in flight have arrived; shorter than any restart of an
 engine.
@@ -205,9 +205,9 @@ async def _watch_health(address: str, has_watch: asyncio.Event) -> None:
 
 
 async def drain(_: Namespace) -> Outcome:
-    """Send SIGTERM during streams longer than the grace period, with an open health watch and no
+    """Send SIGTERM during streams longer than the drain timeout, with an open health watch and no
     collector."""
-    options = ("--drain-timeout-s", str(_GRACE_S), "--otlp-endpoint", "http://127.0.0.1:9")
+    options = ("--drain-timeout-s", str(_DRAIN_TIMEOUT_S), "--otlp-endpoint", "http://127.0.0.1:9")
     async with serving(*_SIMULATED, *options) as (live, client):
         has_watch = asyncio.Event()
         watching = asyncio.create_task(_watch_health(live.address, has_watch))
@@ -217,12 +217,12 @@ async def drain(_: Namespace) -> Outcome:
         asked_s = time.monotonic()
         live.process.send_signal(signal.SIGTERM)
         code = await asyncio.to_thread(live.process.wait)
-        over_s = time.monotonic() - asked_s - _GRACE_S
+        over_s = time.monotonic() - asked_s - _DRAIN_TIMEOUT_S
         await streams.wait_until_ended()
         await asyncio.gather(watching, return_exceptions=True)
     num_unavailable = _num_unavailable(streams)
     return {"over_s": over_s, "exit_code": code}, [
-        at_most("drain: exit after the grace", over_s, 2.0, "s"),
+        at_most("drain: exit after the drain timeout", over_s, 2.0, "s"),
         at_most("drain: exit code", code, 0),
         at_least("drain: streams ended UNAVAILABLE", num_unavailable, NUM_STREAMS, "streams"),
     ]

@@ -212,7 +212,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("name", nargs="?", help="a symbol, or SERVICE/METHOD")
     parser.add_argument("data", nargs="?", help="JSON; - reads it from stdin")
     parser.add_argument(
-        "--ca", type=_read_authorities, metavar="FILE", help="PEM file with authorities; means TLS"
+        "--ca", type=_read_authorities, metavar="FILE", help="PEM file with authorities, for TLS"
     )
     parser.add_argument(
         "--header", type=_header, action="append", default=[], metavar="NAME: VALUE",
@@ -220,7 +220,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     args = parser.parse_args(argv)
     if args.action != "list" and args.name is None:
-        parser.error(f"{args.action} what?")
+        parser.error(f"{args.action} requires a name")
     if args.action == "list" and args.name is not None:
         parser.error("list takes no arguments")
     if args.action != "call" and args.data is not None:

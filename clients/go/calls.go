@@ -27,8 +27,8 @@ func (c *Client) interceptUnary(
 	}
 	e := c.explain(ctx, err, trailer)
 	if e.Code == codes.Internal {
-		if misfit := unfit(request); misfit != nil {
-			return misfit
+		if invalid := encodingError(request); invalid != nil {
+			return invalid
 		}
 	}
 	return e
@@ -70,8 +70,8 @@ func (s *explainedStream) SendMsg(message interface{}) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
 	}
-	if misfit := unfit(message); misfit != nil {
-		return misfit
+	if invalid := encodingError(message); invalid != nil {
+		return invalid
 	}
 	return errorFromCall(err, nil)
 }

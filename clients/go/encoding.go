@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// unfit returns why a message cannot be encoded; nil if it can. This is an error of the caller,
+// encodingError returns why a message cannot be encoded; nil if it can. This is an error of the caller,
 // which gRPC would report as Internal.
-func unfit(message interface{}) *Error {
+func encodingError(message interface{}) *Error {
 	m, ok := message.(proto.Message)
 	if !ok {
 		return nil
@@ -22,12 +22,12 @@ func unfit(message interface{}) *Error {
 	if err == nil {
 		return nil
 	}
-	return unfitError(m, err)
+	return encodingErrorOf(m, err)
 }
 
-// unfitError names the fields that are not UTF-8 by their paths in the request, as servers do. It
+// encodingErrorOf names the fields that are not UTF-8 by their paths in the request, as servers do. It
 // does not quote them, because prompts may be private.
-func unfitError(message proto.Message, cause error) *Error {
+func encodingErrorOf(message proto.Message, cause error) *Error {
 	e := &Error{Code: codes.InvalidArgument, Message: cause.Error()}
 	for _, path := range notUTF8(message.ProtoReflect(), "") {
 		e.FieldViolations = append(e.FieldViolations, FieldViolation{
@@ -43,7 +43,7 @@ func unfitError(message proto.Message, cause error) *Error {
 
 // notUTF8 returns the sorted paths of the strings in a message that are not UTF-8.
 func notUTF8(message protoreflect.Message, prefix string) (paths []string) {
-	look := func(field protoreflect.FieldDescriptor, value protoreflect.Value, path string) {
+	check := func(field protoreflect.FieldDescriptor, value protoreflect.Value, path string) {
 		switch field.Kind() {
 		case protoreflect.StringKind:
 			if !utf8.ValidString(value.String()) {
@@ -59,10 +59,10 @@ func notUTF8(message protoreflect.Message, prefix string) (paths []string) {
 		case field.IsMap(): // only google.protobuf.Struct has a map, which is not checked
 		case field.IsList():
 			for i := 0; i < value.List().Len(); i++ {
-				look(field, value.List().Get(i), fmt.Sprintf("%s[%d]", path, i))
+				check(field, value.List().Get(i), fmt.Sprintf("%s[%d]", path, i))
 			}
 		default:
-			look(field, value, path)
+			check(field, value, path)
 		}
 		return true
 	})

@@ -136,7 +136,7 @@ func (m *Multiplex) submit(
 	// A request that cannot be encoded would end the call for all requests.
 	encoded, err := proto.Marshal(submit)
 	if err != nil {
-		return nil, unfitError(submit, err)
+		return nil, encodingErrorOf(submit, err)
 	}
 	if size := len(encoded) + commandBytes; size > m.config.MaxRequestBytes {
 		return nil, &Error{Code: codes.ResourceExhausted, Message: fmt.Sprintf(

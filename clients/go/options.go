@@ -86,7 +86,8 @@ func TLSFromFiles(ca, cert, key string) (*tls.Config, error) {
 	return config, nil
 }
 
-// WithToken sends a bearer token with each call. Without TLS it is sent only to this machine.
+// WithToken sends a bearer token with each call. Without TLS, Dial fails unless the address is a
+// Unix socket or a loopback address.
 func WithToken(token string) Option {
 	return WithTokenSource(func() (string, error) { return token, nil })
 }

@@ -24,9 +24,9 @@ type ResumePoint struct {
 	NextSequence uint64
 	// ReceivedTokenCounts has the number of tokens received of each output.
 	ReceivedTokenCounts []uint32
-	// GracePeriod is the resume_timeout of the request. For this time after a loss, the resumed
+	// ResumeTimeout is the resume_timeout of the request. For this time after a loss, the resumed
 	// stream reconnects by itself. If it is 0, it does not reconnect.
-	GracePeriod time.Duration
+	ResumeTimeout time.Duration
 }
 
 func (p *ResumePoint) count(tokens *pb.TokenDelta) {
@@ -48,20 +48,22 @@ func (c *Client) Resume(ctx context.Context, point ResumePoint) *Stream {
 	s := &Stream{client: c, attempts: newAttempts(c), requestID: point.RequestID}
 	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
 	s.reader.point = point
-	s.recovery = recovery{grace: point.GracePeriod, isUnderWay: true, sequence: point.NextSequence}
+	s.recovery = recovery{
+		resumeTimeout: point.ResumeTimeout, isUnderWay: true, sequence: point.NextSequence,
+	}
 	s.start(ctx)
 	return s
 }
 
-// recovery tracks the lost connections of one stream. Each is followed by a Resume within grace, or
-// reported.
+// recovery tracks the lost connections of one stream. Each is followed by a Resume within
+// resumeTimeout, or reported.
 type recovery struct {
-	grace      time.Duration
-	isUnderWay bool // the next attempt is a Resume
-	first      *Error
-	lostAt     time.Time
-	sequence   uint64
-	numFailed  int
+	resumeTimeout time.Duration
+	isUnderWay    bool // the next attempt is a Resume
+	first         *Error
+	lostAt        time.Time
+	sequence      uint64
+	numFailed     int
 }
 
 // delayAfter returns how long to wait before the stream is resumed; false if it cannot be resumed.
@@ -73,12 +75,12 @@ func (r *recovery) delayAfter(err *Error, point ResumePoint) (time.Duration, boo
 	// same error when the request itself fails.
 	isOutOfReach := r.isUnderWay && !hasProgressed && isEngineDown
 	// Without a request id the server has accepted nothing, so there is nothing to resume.
-	if r.grace <= 0 || point.RequestID == "" || !(isLoss || isOutOfReach) {
+	if r.resumeTimeout <= 0 || point.RequestID == "" || !(isLoss || isOutOfReach) {
 		r.isUnderWay = false
 		return 0, false
 	}
 	if r.first == nil || hasProgressed {
-		// The stream had continued, so this is a new loss with a new grace period.
+		// The stream had continued, so this is a new loss with a new resume timeout.
 		r.first, r.lostAt, r.numFailed = err, time.Now(), 0
 	}
 	r.sequence, r.isUnderWay = point.NextSequence, true
@@ -89,7 +91,7 @@ func (r *recovery) delayAfter(err *Error, point ResumePoint) (time.Duration, boo
 	if err.RetryAfter > delay {
 		delay = err.RetryAfter
 	}
-	if time.Since(r.lostAt)+delay > r.grace {
+	if time.Since(r.lostAt)+delay > r.resumeTimeout {
 		r.isUnderWay = false
 		return 0, false
 	}

@@ -11,7 +11,7 @@ import (
 	pb "penstock/v1"
 )
 
-func graceful() *pb.GenerateRequest {
+func resumable() *pb.GenerateRequest {
 	return &pb.GenerateRequest{ResumeTimeout: durationpb.New(testTimeout)}
 }
 
@@ -44,7 +44,7 @@ func TestLostStreamIsResumed(t *testing.T) {
 			return resumed(s, tokens(2, "y"), finished(3))
 		},
 	})
-	text, err := textOf(client.Generate(ctx, graceful()))
+	text, err := textOf(client.Generate(ctx, resumable()))
 	if text != "xy" || err != nil || numResumed != 2 {
 		t.Errorf("%q, %v after %d attempts", text, err, numResumed)
 	}
@@ -62,7 +62,7 @@ func TestAFinishWhoseStatusWasLostIsReadAgain(t *testing.T) {
 			return resumed(s, finished(r.GetNextSequence()))
 		},
 	})
-	stream := client.Generate(ctx, graceful())
+	stream := client.Generate(ctx, resumable())
 	if text, err := textOf(stream); text != "x" || err != nil {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -78,12 +78,12 @@ func TestLossIsReportedWhenTheRequestIsForgotten(t *testing.T) {
 			return rejection(t, codes.NotFound, "REQUEST_NOT_FOUND", 0)
 		},
 	})
-	if _, err := textOf(client.Generate(ctx, graceful())); status.Code(err) != codes.Unavailable {
+	if _, err := textOf(client.Generate(ctx, resumable())); status.Code(err) != codes.Unavailable {
 		t.Errorf("the error is %v", err)
 	}
 }
 
-func TestResumeByHand(t *testing.T) {
+func TestResumeFromAPoint(t *testing.T) {
 	ctx, client := serve(t, &fakeService{
 		resume: func(r *pb.ResumeRequest, s pb.GenerationService_ResumeServer) error {
 			return resumed(s, tokens(r.GetNextSequence(), "y"), finished(r.GetNextSequence()+1))
@@ -98,7 +98,7 @@ func TestResumeByHand(t *testing.T) {
 	}
 }
 
-func TestLeavingEndsARequestThatWouldLiveOn(t *testing.T) {
+func TestLeavingCancelsARequestThatWouldContinue(t *testing.T) {
 	cancelled := make(chan string, 1)
 	service := &fakeService{
 		generate: func(_ *pb.GenerateRequest, s pb.GenerationService_GenerateServer) error {
@@ -114,12 +114,12 @@ func TestLeavingEndsARequestThatWouldLiveOn(t *testing.T) {
 		},
 	}
 	ctx, client := serve(t, service)
-	detached := client.Generate(ctx, graceful())
+	detached := client.Generate(ctx, resumable())
 	if !detached.Next() {
 		t.Fatal(detached.Err())
 	}
 	detached.Detach()
-	left := client.Generate(ctx, graceful())
+	left := client.Generate(ctx, resumable())
 	if !left.Next() {
 		t.Fatal(left.Err())
 	}
@@ -137,20 +137,20 @@ func TestLeavingEndsARequestThatWouldLiveOn(t *testing.T) {
 	}
 }
 
-func TestGraceEnds(t *testing.T) {
+func TestResumeTimeoutEnds(t *testing.T) {
 	lost := &Error{Code: codes.Unavailable}
 	point := ResumePoint{RequestID: "a", NextSequence: 2}
-	r := recovery{grace: time.Hour}
+	r := recovery{resumeTimeout: time.Hour}
 	if _, ok := r.delayAfter(lost, point); !ok {
-		t.Fatal("a loss is not made good")
+		t.Fatal("a lost stream is not resumed")
 	}
 	r.lostAt = r.lostAt.Add(-2 * time.Hour)
 	if _, ok := r.delayAfter(lost, point); ok {
-		t.Error("it is tried beyond its grace")
+		t.Error("it is resumed after its resume timeout")
 	}
 	point.NextSequence++
 	if _, ok := r.delayAfter(lost, point); !ok {
-		t.Error("a stream that has made progress has no new grace")
+		t.Error("a stream that has made progress has no new resume timeout")
 	}
 	down := &Error{Code: codes.Unavailable, Reason: "ENGINE_DOWN"}
 	point.NextSequence++

@@ -69,7 +69,7 @@ func newStream(
 	open func(context.Context) (source, error),
 ) *Stream {
 	s := &Stream{client: c, open: open, attempts: newAttempts(c)}
-	s.recovery.grace = request.GetResumeTimeout().AsDuration()
+	s.recovery.resumeTimeout = request.GetResumeTimeout().AsDuration()
 	s.requestID = request.GetRequestId()
 	s.start(ctx)
 	return s
@@ -148,11 +148,11 @@ func (s *Stream) Point() ResumePoint {
 	defer s.mu.Unlock()
 	point := s.reader.point
 	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
-	point.GracePeriod = s.recovery.grace
+	point.ResumeTimeout = s.recovery.resumeTimeout
 	return point
 }
 
-// Cancel requests the server to end the request. The stream then ends without an error, with
+// Cancel ends the request on the server. The stream then ends without an error, with
 // FINISH_REASON_CANCELLED. Other goroutines may call it when the request id is known: when the
 // server has reported it, or if the request has one.
 func (s *Stream) Cancel(ctx context.Context) error {
@@ -250,12 +250,12 @@ func (s *Stream) finish(err *Error) {
 // end releases the stream. isLeft is true if the remaining stream will not be read.
 func (s *Stream) end(isLeft bool) {
 	s.mu.Lock()
-	mayLiveOn := !s.hasEnded && !s.isDetached && s.recovery.grace > 0 && s.requestID != ""
+	mayContinue := !s.hasEnded && !s.isDetached && s.recovery.resumeTimeout > 0 && s.requestID != ""
 	s.hasEnded = true
 	requestID := s.requestID
 	s.mu.Unlock()
 	s.cancel()
-	if isLeft && mayLiveOn {
+	if isLeft && mayContinue {
 		s.client.leave(s.ctx, requestID)
 	}
 }

@@ -107,7 +107,7 @@ def roofline(source: dict[str, Any]) -> str:
     """
     drawing = Drawing(WIDTH)
     axes = Axes(x=(0.7, 400), y=(0.5, 1200), left=LEFT, width=660, height=340, is_log=True)
-    drawing.text(LEFT, 24, "Decode turns under the roof of an H200", size=15, is_bold=True)
+    drawing.text(LEFT, 24, "Decode steps under the roofline of an H200", size=15, is_bold=True)
     for power in (1, 10, 100, 1000):
         _, y = axes.at(1, power)
         drawing.line(LEFT, y, LEFT + axes.width, y)
@@ -135,7 +135,7 @@ def roofline(source: dict[str, Any]) -> str:
                     label = f"{shape}, {num_rows}: {taken_ms:.2f} ms"
                     drawing.text(*_moved(place, 8, 12 if shape == "1B" else -6), label, size=11)
     _legend(drawing, [("1B", BLUE), ("8B", ORANGE), (VLLM, GREY)])
-    foot = f"x: operations a byte read; y: TFLOP/s of the whole turn, context {CONTEXT}, bfloat16"
+    foot = f"x: operations per byte read; y: TFLOP/s of the whole step, context {CONTEXT}, bfloat16"
     drawing.text(LEFT, TOP + axes.height + 40, foot, fill=QUIET)
     return drawing.svg(TOP + axes.height + 54, "Roofline of the decode step")
 
@@ -145,7 +145,7 @@ def timeline(source: dict[str, Any]) -> str:
     upper row, device activity below it. `source`: the content of gpu.json.
     """
     drawing = Drawing(WIDTH)
-    drawing.text(LEFT, 24, "Two turns of decodes, by the profiler", size=15, is_bold=True)
+    drawing.text(LEFT, 24, "Two decode steps in the profiler", size=15, is_bold=True)
     top = TOP + 20
     for shape, found in sorted(source["timelines"].items()):
         end = max(begun + took for _, begun, took in found["turns"])
@@ -155,7 +155,7 @@ def timeline(source: dict[str, Any]) -> str:
             drawing.text(LEFT - 6, top + 24 + 30 * row, words, anchor="end", fill=QUIET)
         for turn, begun, took in found["turns"]:
             x = LEFT + begun * scale
-            drawing.rect(x, top + 10, took * scale - 1, 20, LINE, title=f"turn {turn}: {took} µs")
+            drawing.rect(x, top + 10, took * scale - 1, 20, LINE, title=f"step {turn}: {took} µs")
         sums: dict[str, float] = {}
         boxes: dict[str, list[str]] = {}
         for index, begun, took in found["kernels"]:
@@ -177,7 +177,7 @@ def timeline(source: dict[str, Any]) -> str:
         drawing.text(LEFT, top + 98, f"device busy {busy:.0%}: {shares}", fill=QUIET, size=11)
         top += 136
     _legend(drawing, [(kind, colour) for kind, colour, _ in KINDS])
-    return drawing.svg(top, "Timeline of decode turns")
+    return drawing.svg(top, "Timeline of decode steps")
 
 
 def latency(source: dict[str, Any]) -> str:

@@ -155,7 +155,7 @@ def shortened(summary: str) -> list[str]:
 
 
 def figures_of(answers: Sequence[RequestOutcome], prefix: str) -> str:
-    """Format TTFT, longest gap between tokens and E2E latency, each as median (worst), of the
+    """Format TTFT, longest gap between tokens and total time, each as median (worst), of the
     requests whose names have this prefix.
 
     Appends the number of errors by reason, if any.

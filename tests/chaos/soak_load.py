@@ -33,6 +33,7 @@ from penstock.client import (
 )
 from penstock.client.retry_budget import RetryBudget
 from penstock.executor.models import resolve_model
+from penstock.executor.simulated.vocabulary import generated_ids
 from support.cut_relay import CutRelay, cut_relay
 from support.simulated_output import simulated_token
 
@@ -42,7 +43,7 @@ POISON, DEADLY = 21, 22
 NUM_CANARIES = 5
 HUNG = "hung"
 MIN_TOKENS, MAX_TOKENS, CANARY_TOKENS = 10, 80, 32
-_GRACE_S = 30.0
+_RESUME_TIMEOUT_S = 30.0
 _MOST_S = 90.0
 """Time limit of one request in seconds; one that takes longer counts as hung."""
 _NUM_RELAYS = 2
@@ -144,12 +145,14 @@ def simulated_reference() -> Reference:
     """Return a reference for the simulated executor. The reference computes the output of any
     prompt.
     """
-    config = json.loads((resolve_model("demo") / "config.json").read_text(encoding="utf-8"))
+    folder = resolve_model("demo")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    vocabulary = generated_ids(folder, int(config["vocab_size"]))
 
     def tokens(prompt: Prompt, count: int) -> list[int]:
         ids = np.array(prompt, dtype=np.int32)
         positions = range(len(prompt), len(prompt) + count)
-        return [simulated_token(ids, at, int(config["vocab_size"])) for at in positions]
+        return [simulated_token(ids, at, vocabulary) for at in positions]
 
     return Reference(lambda chance: _prompt(chance, chance.randint(4, 60)), tokens)
 
@@ -198,13 +201,13 @@ class Load:
             Client(
                 [relay.address for relay in relays],
                 pool=PoolConfig(num_channels=4),
-                resume_timeout_s=grace_s,
+                resume_timeout_s=resume_timeout_s,
                 settings=CallSettings(
                     retry=RetryPolicy(max_attempts=10_000, max_backoff_s=2.0),
                     budget=RetryBudget(reserve=1_000_000),
                 ),
             )
-            for grace_s in (_GRACE_S, None)
+            for resume_timeout_s in (_RESUME_TIMEOUT_S, None)
         )
 
     @property

@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {
 NUM_STREAMS = 12
 NUM_REQUESTS = 40
 NUM_KILLS = 3
-GRACE_S = 30.0
+RESUME_TIMEOUT_S = 30.0
 
 
 def ids_of(events: list[Event]) -> list[int]:
@@ -34,7 +34,7 @@ async def read(address: str, first: int, *, begun: asyncio.Event | None = None) 
     events.
     """
     events: list[Event] = []
-    async with Client(address, resume_timeout_s=GRACE_S) as client:
+    async with Client(address, resume_timeout_s=RESUME_TIMEOUT_S) as client:
         async for event in client.generate(TokenPrompt(ids=(first, 6, 7)), **OPTIONS):
             events.append(event)
             if begun is not None and len(events) == 10:
@@ -48,7 +48,7 @@ async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoi
     return the resume point.
     """
     point = ResumePoint(request_id=request_id)
-    client = Client(address, resume_timeout_s=GRACE_S)
+    client = Client(address, resume_timeout_s=RESUME_TIMEOUT_S)
     stream = client.generate(TokenPrompt(ids=(5, 6, 7)), request_id=request_id, **OPTIONS)
     async for event in stream:
         events.append(event)
@@ -65,7 +65,7 @@ async def continue_stream(
     """Resume at `point` over another connection, on any front, and append the events to `events`;
     release `asked` just before.
     """
-    async with Client(address, resume_timeout_s=GRACE_S) as client:
+    async with Client(address, resume_timeout_s=RESUME_TIMEOUT_S) as client:
         asked.release()
         async for event in client.resume(point):
             events.append(event)
@@ -106,7 +106,7 @@ async def test_case_24_detached_requests_survive_the_engine() -> None:
         point = await begin(service.address, "r", events)
         os.kill(engine, signal.SIGKILL)
         await service.next_pid("engine")
-        async with Client(service.address, resume_timeout_s=GRACE_S) as another:
+        async with Client(service.address, resume_timeout_s=RESUME_TIMEOUT_S) as another:
             rest = [event async for event in another.resume(point)]
         assert ids_of([*events, *rest]) == ids_of(undisturbed)
 
@@ -114,7 +114,7 @@ async def test_case_24_detached_requests_survive_the_engine() -> None:
 async def test_a_service_that_drains_does_not_wait_for_unread_streams() -> None:
     async with started(*simulated(), "--fronts", "1", "--drain-timeout-s", "20") as service:
         await fronts_of(service, 1)
-        client = Client(service.address, resume_timeout_s=GRACE_S)
+        client = Client(service.address, resume_timeout_s=RESUME_TIMEOUT_S)
         options = {**OPTIONS, "max_tokens": 900}
         stream = client.generate(TokenPrompt(ids=(5, 6, 7)), **options)
         await anext(stream)

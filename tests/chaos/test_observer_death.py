@@ -80,9 +80,16 @@ async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
         assert await service.ended() == 0
 
 
-@pytest.mark.parametrize("grace_s", ["0.2", "60"])
-async def test_an_observer_that_does_not_exit_is_killed(grace_s: str) -> None:
-    arguments = [*simulated(), "--fronts", "1", "--drain-timeout-s", grace_s, *ENDPOINT_OPTIONS]
+@pytest.mark.parametrize("drain_timeout_s", ["0.2", "60"])
+async def test_an_observer_that_does_not_exit_is_killed(drain_timeout_s: str) -> None:
+    arguments = [
+        *simulated(),
+        "--fronts",
+        "1",
+        "--drain-timeout-s",
+        drain_timeout_s,
+        *ENDPOINT_OPTIONS,
+    ]
     async with started(*arguments) as service:
         os.kill(await service.next_pid("observer"), signal.SIGSTOP)
         service.signal(signal.SIGTERM)

@@ -46,7 +46,7 @@ class Storm:
             num_blocks=40,
             policy=policy,
             fake={"fail_tokens": [POISON]},
-            watch={"abort_grace_s": 0.2, "response_timeout_s": 1e9},
+            watch={"abort_timeout_s": 0.2, "response_timeout_s": 1e9},
         )
         self.specs: dict[int, RequestSpec] = {}
         self.num_preempted = 0

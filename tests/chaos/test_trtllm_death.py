@@ -299,7 +299,7 @@ async def test_a_hung_engine_shutdown_does_not_block_the_service() -> None:
 
 
 async def test_an_engine_gets_its_configured_shutdown_time() -> None:
-    # A shutdown of 4 s takes longer than the grace of the drain, but less than its own limit.
+    # A shutdown of 4 s takes longer than the drain timeout, but less than its own limit.
     watch = {"shutdown_timeout_s": 20.0}
     async with serving("--drain-timeout-s", "0.5", watch=watch, shutdown_s=4.0) as site:
         await site.service.until_ready()

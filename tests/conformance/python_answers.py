@@ -21,9 +21,9 @@ NUM_LARGE_TOKENS = 100_000
 _TEXT = "naïve 日本語 🚀"
 
 
-async def stream_in_order(talk: ScenarioInput) -> None:
+async def stream_in_order(scenario: ScenarioInput) -> None:
     """Check the order of events: one accepted, then tokens, then one finished."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
         finished = await checked.until_end()
     accepted = await checked.until_accepted()
@@ -35,9 +35,9 @@ async def stream_in_order(talk: ScenarioInput) -> None:
     require(reason is FinishReason.LENGTH, f"the reason is {reason}, not LENGTH")
 
 
-async def once_equals_stream(talk: ScenarioInput) -> None:
+async def once_equals_stream(scenario: ScenarioInput) -> None:
     """Check that Generate and GenerateOnce return the same text."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
         await checked.until_end()
         once = await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(32))
@@ -45,11 +45,11 @@ async def once_equals_stream(talk: ScenarioInput) -> None:
     require(bool(once.text), "there is no text")
 
 
-async def token_prompt(talk: ScenarioInput) -> None:
+async def token_prompt(scenario: ScenarioInput) -> None:
     """Check that a prompt of token ids gives the same output ids twice."""
     ids = list(range(5, 25))
     answers: list[list[int]] = []
-    async with talk.client() as client:
+    async with scenario.client() as client:
         for _ in range(2):
             events = client.generate(ids, deadline_s=CALL_S, **greedy(12, return_token_ids=True))
             checked = CheckedStream(events)
@@ -65,22 +65,22 @@ async def token_prompt(talk: ScenarioInput) -> None:
     require(first == second, f"{first} the first time, {second} the second")
 
 
-async def chat(talk: ScenarioInput) -> None:
+async def chat(scenario: ScenarioInput) -> None:
     """Check the response to a chat prompt of two messages."""
     messages = (
         ChatMessage(role="system", content="You answer in one sentence."),
         ChatMessage(role="user", content="Where is the Globe?"),
     )
-    async with talk.client() as client:
+    async with scenario.client() as client:
         checked = CheckedStream(client.chat(messages, deadline_s=CALL_S, **greedy(24)))
         await checked.until_end()
     require(bool(checked.text), "there is no text")
     require(checked.num_tokens == 24, f"{checked.num_tokens} tokens, not 24")
 
 
-async def utf8_across_chunks(talk: ScenarioInput) -> None:
+async def utf8_across_chunks(scenario: ScenarioInput) -> None:
     """Check that characters that consist of several tokens arrive intact."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
         checked = CheckedStream(events)
         once, _ = await asyncio.gather(
@@ -95,10 +95,10 @@ async def utf8_across_chunks(talk: ScenarioInput) -> None:
         chunk.text.encode()  # a lone surrogate has no UTF-8
 
 
-async def large_prompt(talk: ScenarioInput) -> None:
+async def large_prompt(scenario: ScenarioInput) -> None:
     """Check the response to a prompt of 100,000 tokens."""
     ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
-    async with talk.client() as client:
+    async with scenario.client() as client:
         checked = CheckedStream(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
         finished = await checked.until_end()
     num_reported = finished.usage.num_prompt_tokens
@@ -106,11 +106,11 @@ async def large_prompt(talk: ScenarioInput) -> None:
     require(checked.num_tokens == 4, f"{checked.num_tokens} tokens, not 4")
 
 
-async def metadata(talk: ScenarioInput) -> None:
+async def metadata(scenario: ScenarioInput) -> None:
     """Check that the trace id and the request id of the call are used and returned."""
     trace_id, request_id = secrets.token_hex(16), new_id()
     trace = TraceContext(traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")
-    async with talk.client() as client:
+    async with scenario.client() as client:
         events = client.generate(
             PROMPT, deadline_s=CALL_S, trace=trace, **greedy(4, request_id=request_id)
         )

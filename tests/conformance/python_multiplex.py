@@ -32,16 +32,16 @@ _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
 """Keys of requests; the end of the last one shows that the one without credit could have run."""
 
 
-async def multiplex(talk: ScenarioInput) -> None:
+async def multiplex(scenario: ScenarioInput) -> None:
     """Check texts and an error through the client, and then cancel and credit through the stub."""
-    await _texts_and_an_error(talk)
-    async with grpc.aio.insecure_channel(talk.address) as channel:
+    await _texts_and_an_error(scenario)
+    async with grpc.aio.insecure_channel(scenario.address) as channel:
         await _Keys(channel).run()
 
 
-async def _texts_and_an_error(talk: ScenarioInput) -> None:
+async def _texts_and_an_error(scenario: ScenarioInput) -> None:
     prompts = [f"{PROMPT}, number {number}" for number in range(NUM_TEXTS)]
-    async with Client(talk.address, multiplex=True) as client, talk.client() as plain:
+    async with Client(scenario.address, multiplex=True) as client, scenario.client() as plain:
         streams = [
             CheckedStream(client.generate(prompt, deadline_s=CALL_S, **greedy(40)))
             for prompt in prompts

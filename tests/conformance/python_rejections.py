@@ -56,9 +56,9 @@ async def rejected(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> Err
     raise ExpectationFailed(f"it was answered, not rejected with {kind.__name__}")
 
 
-async def invalid_field(talk: ScenarioInput) -> None:
+async def invalid_field(scenario: ScenarioInput) -> None:
     """Check that an invalid value is rejected with the field's path."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         error = await rejected(
             InvalidArgument, client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
         )
@@ -67,9 +67,9 @@ async def invalid_field(talk: ScenarioInput) -> None:
     require(error.reason == "INVALID_ARGUMENT", f"the reason is {error.reason!r}")
 
 
-async def unknown_model(talk: ScenarioInput) -> None:
+async def unknown_model(scenario: ScenarioInput) -> None:
     """Check that an unknown model is rejected, with its name in ErrorInfo."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         error = await rejected(
             ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
         )
@@ -77,10 +77,10 @@ async def unknown_model(talk: ScenarioInput) -> None:
     require(model == "no-such-model", f"ErrorInfo names the model {model!r}")
 
 
-async def unimplemented_feature(talk: ScenarioInput) -> None:
+async def unimplemented_feature(scenario: ScenarioInput) -> None:
     """Check that an unsupported feature is rejected with its name in ModelFeatures."""
     schema = JsonSchemaConstraint(schema='{"type": "object"}')
-    async with talk.client() as client:
+    async with scenario.client() as client:
         error = await rejected(
             FeatureUnsupported, client.generate_once(PROMPT, deadline_s=CALL_S, constraint=schema)
         )
@@ -88,10 +88,10 @@ async def unimplemented_feature(talk: ScenarioInput) -> None:
     require(feature == "json_schema", f"ErrorInfo names the feature {feature!r}")
 
 
-async def duplicate_request_id(talk: ScenarioInput) -> None:
+async def duplicate_request_id(scenario: ScenarioInput) -> None:
     """Check that a second request with the same id is rejected and the first one unaffected."""
     request_id = new_id()
-    async with talk.client() as client:
+    async with scenario.client() as client:
         first = CheckedStream(
             client.generate(PROMPT, deadline_s=CALL_S, **greedy(100, request_id=request_id))
         )
@@ -121,9 +121,9 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Che
             await blocker.leave()
 
 
-async def queue_full(talk: ScenarioInput) -> None:
+async def queue_full(scenario: ScenarioInput) -> None:
     """Check that a request beyond the queue's limit is rejected with a retry delay."""
-    async with talk.client() as client, full_queue(client, LONG_TOKENS):
+    async with scenario.client() as client, full_queue(client, LONG_TOKENS):
         error = await rejected(
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
         )
@@ -131,7 +131,7 @@ async def queue_full(talk: ScenarioInput) -> None:
     require(wait_s is not None and wait_s > 0, f"RetryInfo has {wait_s} s")
 
 
-async def retry_after_rejection(talk: ScenarioInput) -> None:
+async def retry_after_rejection(scenario: ScenarioInput) -> None:
     """Check that the client retries after a rejection, and is served."""
     is_rejected = asyncio.Event()
 
@@ -140,10 +140,11 @@ async def retry_after_rejection(talk: ScenarioInput) -> None:
         await asyncio.sleep(seconds)
 
     policy = RetryPolicy(max_attempts=10)
-    async with talk.client() as client, Client(talk.address, retry=policy, sleep=sleep) as patient:
+    retrying_client = Client(scenario.address, retry=policy, sleep=sleep)
+    async with scenario.client() as client, retrying_client as retrying:
         async with full_queue(client, BLOCKING_TOKENS):
             late = asyncio.create_task(
-                patient.generate_once(PROMPT, deadline_s=CALL_S, **greedy(8))
+                retrying.generate_once(PROMPT, deadline_s=CALL_S, **greedy(8))
             )
             await is_rejected.wait()
         answer = await late

@@ -32,10 +32,10 @@ from penstock.client import (
 ENDED_WITHIN_S = 20.0
 
 
-async def cancel_after_first_token(talk: ScenarioInput) -> None:
+async def cancel_after_first_token(scenario: ScenarioInput) -> None:
     """Check that closing the iterator ends the request: its id becomes free again."""
     request_id = new_id()
-    async with talk.client() as client:
+    async with scenario.client() as client:
         options = greedy(LONG_TOKENS, request_id=request_id)
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **options))
         await checked.until_tokens()
@@ -54,14 +54,14 @@ async def _until_id_is_free(client: Client, request_id: str) -> None:
                 return
     except TimeoutError:
         raise ExpectationFailed(
-            f"it still lives {ENDED_WITHIN_S:.0f} s after its call ended"
+            f"the request is still live {ENDED_WITHIN_S:.0f} s after its call ended"
         ) from None
 
 
-async def cancel_by_id(talk: ScenarioInput) -> None:
+async def cancel_by_id(scenario: ScenarioInput) -> None:
     """Check that Cancel from another client ends the stream without an error."""
     request_id = new_id()
-    async with talk.client() as client, talk.client() as other:
+    async with scenario.client() as client, scenario.client() as other:
         options = greedy(LONG_TOKENS, request_id=request_id)
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **options))
         await checked.until_tokens()
@@ -72,9 +72,9 @@ async def cancel_by_id(talk: ScenarioInput) -> None:
     require(reason is FinishReason.CANCELLED, f"the reason is {reason}, not CANCELLED")
 
 
-async def deadline(talk: ScenarioInput) -> None:
+async def deadline(scenario: ScenarioInput) -> None:
     """Check that the deadline of the call ends the request."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=1.0, **greedy(LONG_TOKENS)))
         try:
             async with asyncio.timeout(ENDED_WITHIN_S):
@@ -86,15 +86,15 @@ async def deadline(talk: ScenarioInput) -> None:
     raise ExpectationFailed("it ended well")
 
 
-async def resume(talk: ScenarioInput) -> None:
+async def resume(scenario: ScenarioInput) -> None:
     """Check that a request survives the loss of its connection, and that its stream is resumed."""
     num_tokens, num_before = 200, 20
-    async with talk.client() as client:
+    async with scenario.client() as client:
         lost = CheckedStream(client.generate(PROMPT, **greedy(num_tokens, resume_timeout_s=30.0)))
         await lost.until_tokens(num_before)
     # The client is closed, and its connection with it; nothing was cancelled.
     require(lost.finished is None, "it had ended before it was cut")
-    async with talk.client() as client:
+    async with scenario.client() as client:
         rest = CheckedStream(
             client.resume(lost.point, deadline_s=CALL_S),
             next_sequence=lost.point.next_sequence,
@@ -109,24 +109,24 @@ async def resume(talk: ScenarioInput) -> None:
     require(total == num_tokens, f"{total} tokens, not {num_tokens}")
 
 
-async def engine_killed(talk: ScenarioInput) -> None:
+async def engine_killed(scenario: ScenarioInput) -> None:
     """Check that a stream continues with the same tokens after its engine was killed."""
-    async with Client(talk.address, retry=RetryPolicy(max_attempts=8)) as client:
+    async with Client(scenario.address, retry=RetryPolicy(max_attempts=8)) as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
         await checked.until_tokens()
-        talk.ready()
+        scenario.ready()
         await checked.until_end()
         once = await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(200))
     require(checked.num_tokens == 200, f"{checked.num_tokens} tokens, not 200")
     require(checked.text == once.text, f"{checked.text!r} is not {once.text!r}")
 
 
-async def drain(talk: ScenarioInput) -> None:
+async def drain(scenario: ScenarioInput) -> None:
     """Check that running requests finish and new ones are rejected."""
-    async with talk.client() as client:
+    async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
         await checked.until_tokens()
-        await talk.until_go()
+        await scenario.until_go()
         try:
             await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
         except Unavailable as error:

@@ -68,7 +68,7 @@ async def test_a_sweep_over_a_real_service(service: Service, tmp_path: Path) -> 
     assert points == points_of(tmp_path / "out" / "bench.json")
     for point in points:
         assert (point["num_due"], point["num_completed"], point["num_short"]) == (20, 20, 0)
-        assert point["ttft"]["num"] == point["e2e"]["num"] == point["queue"]["num"] == 20
+        assert point["ttft"]["num"] == point["total"]["num"] == point["queue"]["num"] == 20
         # Three tokens have two gaps, or fewer if a message contained several tokens.
         assert 0 < point["itl"]["num"] <= 40
         assert len(point["cpu_shares"]) == 2

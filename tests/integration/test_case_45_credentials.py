@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 from google.protobuf import descriptor_pool
 
+from penstock.conventions import NO_CREDENTIALS
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.operations_service import OperationsServer
@@ -189,11 +190,13 @@ async def test_case_45_rejections_carry_a_reason_and_no_secret(
 ) -> None:
     async with serving(text, security=security_files.tokens()) as served:
         for token, reason, message in (
-            ("wrong-Kanarie", "UNAUTHENTICATED", "missing or invalid credentials"),
+            (None, "UNAUTHENTICATED", NO_CREDENTIALS),
+            ("wrong-Kanarie", "UNAUTHENTICATED", "invalid credentials"),
             (MUTE, "PERMISSION_DENIED", "the tenant lacks the right generate"),
         ):
+            metadata = None if token is None else bearer_metadata(token)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await collect(served.stub.Generate(request(), metadata=bearer_metadata(token)))
+                await collect(served.stub.Generate(request(), metadata=metadata))
             assert caught.value.details() == message
             error = rich_error(caught.value)
             assert (error.info.reason, error.info.domain) == (reason, "penstock.dev")

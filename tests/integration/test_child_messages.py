@@ -27,7 +27,7 @@ control.report_ready(num=1)
 control.send(Drain(timeout_s=0.5))
 control.send(SetLogLevel(level="debug"))
 stopped.wait()
-control.send(Drain(timeout_s=control.stop_grace_s))
+control.send(Drain(timeout_s=control.drain_timeout_s))
 {before_exit}
 """
 
@@ -68,7 +68,7 @@ class ProcessHarness:
         self.clean_ups.append((code, was_ordered))
 
 
-async def test_messages_are_delivered_and_a_drain_order_has_its_grace(tmp_path: Path) -> None:
+async def test_messages_are_delivered_and_a_drain_order_has_its_timeout(tmp_path: Path) -> None:
     place = ProcessHarness(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     assert await place.next() == Drain(timeout_s=0.5)

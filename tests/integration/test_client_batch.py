@@ -178,12 +178,12 @@ async def test_complete_requests_with_their_options(
         await adapter.all_of([request], max_concurrency=1, max_tokens=3)
 
 
-async def test_a_batch_has_the_grace_of_its_client(
+async def test_a_batch_has_the_resume_timeout_of_its_client(
     adapter: ClientAdapter, server: ScriptedServer, time: FakeTime
 ) -> None:
-    graceful = type(adapter)(server.address, time, resume_timeout_s=2.5)
-    await graceful.all_of(["a"], max_concurrency=1)
-    await graceful.close()
+    resumable = type(adapter)(server.address, time, resume_timeout_s=2.5)
+    await resumable.all_of(["a"], max_concurrency=1)
+    await resumable.close()
 
     assert server.requests[0].request.resume_timeout.ToMilliseconds() == 2500
 

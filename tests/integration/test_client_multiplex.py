@@ -331,7 +331,7 @@ async def test_closing_may_wait(adapter: ClientAdapter, server: ScriptedServer) 
     server.scripts.append(send_tokens_and_wait)
     streaming = asyncio.create_task(adapter.events("Hi"))
     request = await arrived(server)
-    closing = asyncio.create_task(adapter.close(grace_s=30.0))
+    closing = asyncio.create_task(adapter.close(drain_timeout_s=30.0))
     await until_true(lambda: adapter.client.pool_state.is_closed)
 
     request.cancelled.set()

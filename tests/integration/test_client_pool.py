@@ -240,7 +240,7 @@ async def test_closing_may_wait_for_open_calls(
     second = asyncio.create_task(adapter.events("second"))
     await until_true(lambda: adapter.client.pool_state.num_waiting_calls == 1)
 
-    closing = asyncio.create_task(adapter.close(grace_s=30.0))
+    closing = asyncio.create_task(adapter.close(drain_timeout_s=30.0))
 
     with pytest.raises(CallCancelled, match="closed"):
         await second
@@ -260,7 +260,7 @@ async def test_closing_stops_waiting_at_its_time_limit(
     streaming = asyncio.create_task(adapter.events("Hi"))
     call = await arrived(server)
 
-    await adapter.close(grace_s=0.05)
+    await adapter.close(drain_timeout_s=0.05)
 
     with pytest.raises(CallCancelled):
         await streaming

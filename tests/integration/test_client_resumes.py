@@ -210,7 +210,7 @@ async def test_a_forgotten_request_ends_with_the_original_error(
 
 
 def forget_all(service: SteppedService) -> None:
-    """Drop all streams that the engine keeps, as after the end of their grace period."""
+    """Drop all streams that the engine keeps, as after the end of their resume timeout."""
     service.read_commands()
     kept = service.link.dispatcher.kept
     for stream in tuple(kept._streams.values()):  # pyright: ignore[reportPrivateUsage]

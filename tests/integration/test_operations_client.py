@@ -97,7 +97,7 @@ async def test_stats_are_values_in_seconds(each_operator: ClientAdapter) -> None
     assert (model.engine_epoch, model.num_engine_restarts) == (2, 1)
     assert (model.ttft.p50_s, model.ttft.p99_s, model.ttft.num_values) == (0.05, 0.2, 11)
     assert (model.ttft.p90_s, model.itl.num_values) == (0.1, 7000)
-    assert (model.e2e.p50_s, model.e2e.num_values) == (None, 0)
+    assert (model.total.p50_s, model.total.num_values) == (None, 0)
     assert (model.mean_step_s, model.estimated_queue_s) == (0.0125, 0.75)
     assert model.wait_reason is WaitReason.BLOCKS
     cache, totals = model.cache, model.totals

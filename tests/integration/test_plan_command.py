@@ -43,7 +43,7 @@ def test_the_known_answer_is_found_and_reported(
 ) -> None:
     report = tmp_path / "report"
 
-    done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report, "--no-png")
+    done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report)
 
     assert done.code == 0, done.err
     assert "needed       3 x default behind round_robin; add one" in done.out
@@ -80,7 +80,7 @@ def test_no_candidate_within_the_limit_exits_with_code_1_and_a_report(
 
     done = penstock(
         *("plan", "--trace", trace, *TARGET, *SERVER, "--max-replicas", 2, "--report", report),
-        *("--curve-requests", 0, "--no-png"),
+        *("--curve-requests", 0),
     )
 
     assert done.code == 1
@@ -96,7 +96,7 @@ def test_replicas_are_simulated_and_reported(
 
     done = penstock(
         *("simulate", "--trace", trace, *SERVER, "--replicas", 3, "--router", router),
-        *("--report", report, "--no-png"),
+        *("--report", report),
     )
 
     assert done.code == 0, done.err

@@ -98,7 +98,9 @@ async def test_a_request_in_transfer_is_neither_lost_nor_duplicated(
         assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
 
 
-async def test_results_are_passed_to_new_engines_until_their_grace_ends(text: ModelText) -> None:
+async def test_results_are_passed_to_new_engines_until_their_resume_timeout(
+    text: ModelText,
+) -> None:
     async with front_pair(text) as site:
         first, second = site.fronts
         reported = await first.end_of(first.stub.Generate(resumable(30)))
@@ -272,7 +274,7 @@ async def test_a_cancel_during_tokenisation_for_a_resume_ends_the_request(
             second.read_commands()
             stream = second.link.dispatcher.kept.find("r")
             assert stream is not None
-            assert not stream.is_read, "its grace runs"
+            assert not stream.is_read, "its resume timeout runs"
             await second.result_of(second.front.cancel("r"))
             return
         rest: list[Any] = await second.end_of(call)

@@ -196,10 +196,10 @@ async def test_a_sequence_near_the_maximum_is_rejected_by_its_field(
         assert (error.info.reason, error.fields) == ("INVALID_ARGUMENT", ["next_sequence"])
 
 
-async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText) -> None:
+async def test_a_stream_that_is_not_resumed_ends_with_its_resume_timeout(text: ModelText) -> None:
     clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
-        call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
+        call = service.stub.Generate(resumable(num_tokens=400, resume_timeout_s=5.0))
         await read_and_cancel(service, call, 4)
         service.read_commands()
         clock.now_s += 4.9
@@ -217,7 +217,7 @@ async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText)
 async def test_a_kept_result_expires(text: ModelText) -> None:
     clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
-        await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
+        await service.end_of(service.stub.Generate(resumable(resume_timeout_s=5.0)))
         service.read_commands()
         kept = service.link.dispatcher.kept
         clock.now_s += 4.0
@@ -267,12 +267,12 @@ async def test_a_request_too_large_to_be_kept_is_rejected(text: ModelText) -> No
         assert error.fields == ["resume_timeout"]
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 61.0])
-async def test_a_grace_out_of_range_is_rejected_by_its_field(
-    service: SteppedService, grace_s: float
+@pytest.mark.parametrize("resume_timeout_s", [0.0, 61.0])
+async def test_a_resume_timeout_out_of_range_is_rejected_by_its_field(
+    service: SteppedService, resume_timeout_s: float
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.end_of(service.stub.Generate(resumable(grace_s=grace_s)))
+        await service.end_of(service.stub.Generate(resumable(resume_timeout_s=resume_timeout_s)))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "resume_timeout" in (caught.value.details() or "")
 

@@ -130,11 +130,15 @@ class Secured:
         folder = self.security_files.folder
         token_file = folder / "token"
         token_file.write_text(f"{ACME}\n")
+        wrong_file = folder / "wrong"
+        wrong_file.write_text(WRONG)
         ca = ("--ca", str(self.security_files.authority.ca_file))
         for arguments, code, word in (
             (("health", *ca), 0, "SERVING"),
             (("models", *ca, "--token-file", str(token_file)), 0, "demo"),
-            (("models", *ca), 1, "UNAUTHENTICATED"),
+            (("models", *ca), 1, "UNAUTHENTICATED: no credentials: "),
+            (("models", *ca), 1, "; set --token-file"),
+            (("models", *ca, "--token-file", str(wrong_file)), 1, "UNAUTHENTICATED: invalid"),
             (("models", "--token-file", str(folder / "none")), 2, "--token-file"),
             (("verify", "--ca", "x", "--serve"), 2, "--ca cannot be combined with --serve"),
             (("health", *ca, "--server-name", "else.test", "--deadline", "60"), 3, "UNAVAILABLE"),

@@ -38,7 +38,7 @@ def test_a_trace_becomes_a_table_and_a_report(
 ) -> None:
     report = tmp_path / "report"
 
-    done = simulate("--trace", trace, "--policy", policy, "--report", report, "--no-png")
+    done = simulate("--trace", trace, "--policy", policy, "--report", report)
 
     assert done.code == 0, done.err
     assert "requests     3 in" in done.out

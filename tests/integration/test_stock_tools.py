@@ -102,7 +102,7 @@ def test_every_block_is_run_or_states_that_it_is_not() -> None:
         ("list --header 'a: \u00e4'", "--header: a: a value is printable ASCII"),
         ("list --header 'a-bin: !'", "--header: a-bin: not base64"),
         ("list penstock.v1.ModelService", "list takes no arguments"),
-        ("describe", "describe what?"),
+        ("describe", "describe requires a name"),
         ("describe penstock.v1.TextPrompt '{}'", "describe takes no data"),
     ],
 )

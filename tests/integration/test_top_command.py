@@ -86,7 +86,7 @@ async def test_an_error_is_printed_without_a_traceback(
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("models", "wrong port, {address}: operations calls (`penstock top`) need the operations"),
+        ("models", "wrong port, or an older service, at {address}: operations calls (`penstock"),
         ("health", "no service penstock.v1.GenerationService at {address}: is it the operations"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.trtllm_engine import (
-    GRACE_S,
+    ABORT_TIMEOUT_S,
     BuildHarness,
     fake_module,
     greedy_spec,
@@ -17,7 +17,7 @@ from support.trtllm_engine import (
 )
 
 
-def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(
+def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_timeout(
     build: BuildHarness,
 ) -> None:
     harness = build()
@@ -34,7 +34,7 @@ def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(
     harness.check_clean(num_lost=0)
 
 
-def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_grace(
+def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_abort_timeout(
     build: BuildHarness,
 ) -> None:
     harness = build()
@@ -49,11 +49,11 @@ def test_a_request_in_the_engines_own_queue_is_abandoned_after_the_grace(
     assert harness.view().num_results == 1
     assert harness.num_in_engine == 1
 
-    harness.pass_loop_time(GRACE_S * 0.9)
+    harness.pass_loop_time(ABORT_TIMEOUT_S * 0.9)
     harness.turn()
     assert (harness.num_in_engine, harness.executor.num_unconfirmed_aborts) == (1, 0)
 
-    harness.pass_loop_time(GRACE_S * 0.2)
+    harness.pass_loop_time(ABORT_TIMEOUT_S * 0.2)
     assert harness.is_ready()
     harness.turn()
     harness.check_clean(num_lost=1)
@@ -75,7 +75,7 @@ def test_a_request_that_ended_by_itself_is_not_aborted(build: BuildHarness) -> N
     harness.check_clean()
 
 
-def test_an_end_that_crosses_the_abort_needs_no_grace(
+def test_an_end_that_crosses_the_abort_needs_no_timeout(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build()
@@ -167,6 +167,6 @@ def test_repeated_commands_abort_once_and_never_after_the_end(
     harness.settle()
 
     assert len(harness.control.aborted) == (0 if is_over else 1)
-    # Nothing waits longer than the grace period, whatever the engine does.
-    harness.pass_loop_time(GRACE_S)
+    # Nothing waits longer than the abort timeout, whatever the engine does.
+    harness.pass_loop_time(ABORT_TIMEOUT_S)
     assert len(harness.streams) == 0

@@ -7,7 +7,7 @@ import pytest
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.core import BLOCK_SIZE
 from support.trtllm_engine import (
-    GRACE_S,
+    ABORT_TIMEOUT_S,
     BuildHarness,
     TrtllmHarness,
     greedy_spec,
@@ -181,7 +181,7 @@ def test_after_an_abort_the_next_request_is_submitted_when_the_engine_has_releas
     assert harness.executor.num_unconfirmed_aborts == 0
 
 
-def test_after_an_unanswered_abort_the_next_request_is_submitted_after_the_grace(
+def test_after_an_unanswered_abort_the_next_request_is_submitted_after_the_abort_timeout(
     build: BuildHarness,
 ) -> None:
     harness = build(max_batch_size=2)
@@ -190,7 +190,7 @@ def test_after_an_unanswered_abort_the_next_request_is_submitted_after_the_grace
     harness.engine.cancel(1)
     harness.turn()
     assert harness.submitted_keys == [1, 2]
-    harness.pass_loop_time(GRACE_S)
+    harness.pass_loop_time(ABORT_TIMEOUT_S)
     harness.turn()
 
     assert harness.submitted_keys == [1, 2, 3]

@@ -14,7 +14,7 @@ from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
 from support.timeout import TEST_TIMEOUT_S
 from support.trtllm_engine import (
-    GRACE_S,
+    ABORT_TIMEOUT_S,
     HEALTH_INTERVAL_S,
     RESPONSE_TIMEOUT_S,
     BuildHarness,
@@ -141,7 +141,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: BuildH
     harness.join_engine_loop()
     harness.engine.cancel(1)
     harness.turn()
-    harness.pass_loop_time(GRACE_S)
+    harness.pass_loop_time(ABORT_TIMEOUT_S)
     harness.turn()
     # The abort was not answered in time, so nothing waits for it any more.
     assert (harness.executor.num_unconfirmed_aborts, harness.num_in_engine) == (1, 0)

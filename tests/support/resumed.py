@@ -15,14 +15,14 @@ def resumable(
     num_tokens: int = 8,
     *,
     request_id: str = "r",
-    grace_s: float = 60.0,
+    resume_timeout_s: float = 60.0,
     prompt: Iterable[int] = (5, 6, 7, 8),
 ) -> pb.GenerateRequest:
     """Return a greedy request of exactly `num_tokens` output tokens, with their ids, that can be
-    resumed for `grace_s` seconds.
+    resumed for `resume_timeout_s` seconds.
     """
-    grace = duration_of(grace_s)
-    return request(num_tokens, prompt, request_id=request_id, resume_timeout=grace)
+    timeout = duration_of(resume_timeout_s)
+    return request(num_tokens, prompt, request_id=request_id, resume_timeout=timeout)
 
 
 def resumed(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 VOCAB = 4096
 MAX_SEQ_LEN = 64
 RESPONSE_TIMEOUT_S = 30.0
-GRACE_S = 5.0
+ABORT_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 1.0
 _NUM_ITERATIONS_TO_SETTLE = 12
 
@@ -101,7 +101,7 @@ class TrtllmHarness:
         control.configure(**(fake or {}))
         limits_s: dict[str, Any] = {
             "response_timeout_s": RESPONSE_TIMEOUT_S,
-            "abort_grace_s": GRACE_S,
+            "abort_timeout_s": ABORT_TIMEOUT_S,
             "limits_timeout_s": TEST_TIMEOUT_S,
             "shutdown_timeout_s": TEST_TIMEOUT_S,
             **(watch or {}),

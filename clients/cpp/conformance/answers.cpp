@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "talk.h"
+#include "scenario.h"
 
 namespace conformance {
 namespace {
@@ -10,9 +10,9 @@ namespace {
 constexpr auto kText = "naïve 日本語 🚀";
 constexpr std::uint32_t kNumLargeTokens = 100'000;
 
-void stream_in_order(const Talk& talk) {
-  auto client = talk.client();
-  CheckedStream checked(client.generate(greedy(12), talk.call()));
+void stream_in_order(const ScenarioInput& scenario) {
+  auto client = scenario.client();
+  CheckedStream checked(client.generate(greedy(12), scenario.call()));
   const auto& finished = checked.until_end();
   const auto& accepted = checked.until_accepted();
   require(!accepted.request_id().empty() && !accepted.model().empty(), "accepted without names");
@@ -21,24 +21,24 @@ void stream_in_order(const Talk& talk) {
   require(checked.reason() == v1::FINISH_REASON_LENGTH, "the reason is not LENGTH");
 }
 
-void once_equals_stream(const Talk& talk) {
-  auto client = talk.client();
-  CheckedStream checked(client.generate(greedy(32), talk.call()));
+void once_equals_stream(const ScenarioInput& scenario) {
+  auto client = scenario.client();
+  CheckedStream checked(client.generate(greedy(32), scenario.call()));
   checked.until_end();
-  const auto once = text_of_once(talk, client, greedy(32));
+  const auto once = text_of_once(scenario, client, greedy(32));
   require(once == checked.text(), "\"" + once + "\" is not \"" + checked.text() + "\"");
   require(!once.empty(), "there is no text");
 }
 
-void token_prompt(const Talk& talk) {
+void token_prompt(const ScenarioInput& scenario) {
   std::vector<std::uint32_t> ids(20);
   std::iota(ids.begin(), ids.end(), 5U);
   auto request = greedy(penstock::token_request(ids, 12));
   request.mutable_output()->set_return_token_ids(true);
-  auto client = talk.client();
+  auto client = scenario.client();
   std::vector<std::vector<std::uint32_t>> answers;
   for (int time = 0; time < 2; ++time) {
-    CheckedStream checked(client.generate(request, talk.call()));
+    CheckedStream checked(client.generate(request, scenario.call()));
     const auto num_reported = checked.until_end().usage().num_prompt_tokens();
     require(num_reported == ids.size(),
             "usage reports " + std::to_string(num_reported) + " prompt tokens, not 20");
@@ -48,12 +48,12 @@ void token_prompt(const Talk& talk) {
   require(answers[0] == answers[1], "other token ids the second time");
 }
 
-void chat(const Talk& talk) {
-  auto client = talk.client();
+void chat(const ScenarioInput& scenario) {
+  auto client = scenario.client();
   CheckedStream checked(client.generate(
       greedy(penstock::chat_request(
           {{"system", "You answer in one sentence."}, {"user", "Where is the Globe?"}}, 24)),
-      talk.call()));
+      scenario.call()));
   checked.until_end();
   require(!checked.text().empty(), "there is no text");
   require(checked.num_tokens() == 24, std::to_string(checked.num_tokens()) + " tokens, not 24");
@@ -82,14 +82,14 @@ bool is_utf8(const std::string& text) {
   return true;
 }
 
-void utf8_across_chunks(const Talk& talk) {
+void utf8_across_chunks(const ScenarioInput& scenario) {
   auto request = greedy(kText, 200);
   request.mutable_output()->set_min_chunk_tokens(1);
-  auto client = talk.client();
-  CheckedStream checked(client.generate(request, talk.call()));
+  auto client = scenario.client();
+  CheckedStream checked(client.generate(request, scenario.call()));
   auto whole = greedy(kText, 200);
   whole.mutable_output()->set_echo(true);
-  const auto once = client.generate_once(whole, talk.call());
+  const auto once = client.generate_once(whole, scenario.call());
   checked.until_end();
   require(once.prompt().text() == kText, "the prompt came back as " + once.prompt().text());
   require(checked.text() == once.outputs(0).text(), "the chunks do not add up to the text");
@@ -99,24 +99,24 @@ void utf8_across_chunks(const Talk& talk) {
   require(std::ranges::all_of(checked.chunks(), is_utf8), "a chunk is no UTF-8");
 }
 
-void large_prompt(const Talk& talk) {
+void large_prompt(const ScenarioInput& scenario) {
   std::vector<std::uint32_t> ids(kNumLargeTokens);
   for (std::uint32_t place = 0; place < kNumLargeTokens; ++place) ids[place] = 5 + place % 1000;
-  auto client = talk.client();
-  CheckedStream checked(client.generate(greedy(penstock::token_request(ids, 4)), talk.call()));
+  auto client = scenario.client();
+  CheckedStream checked(client.generate(greedy(penstock::token_request(ids, 4)), scenario.call()));
   const auto num_reported = checked.until_end().usage().num_prompt_tokens();
   require(num_reported == kNumLargeTokens,
           "usage reports " + std::to_string(num_reported) + " tokens");
   require(checked.num_tokens() == 4, std::to_string(checked.num_tokens()) + " tokens, not 4");
 }
 
-void metadata(const Talk& talk) {
+void metadata(const ScenarioInput& scenario) {
   const auto trace_id = draw_hex(32);
   auto request = greedy(4);
   request.set_request_id(new_id());
-  auto options = talk.call();
+  auto options = scenario.call();
   options.traceparent = "00-" + trace_id + "-" + draw_hex(16) + "-01";
-  auto client = talk.client();
+  auto client = scenario.client();
   CheckedStream checked(client.generate(request, options));
   checked.until_end();
   const auto& reported = checked.until_accepted().trace_id();

@@ -7,8 +7,8 @@
 
 namespace conformance {
 
-std::optional<std::string> LineReader::next(std::optional<std::chrono::milliseconds> patience) {
-  const int timeout_ms = patience.has_value() ? static_cast<int>(patience->count()) : -1;
+std::optional<std::string> LineReader::next(std::optional<std::chrono::milliseconds> timeout) {
+  const int timeout_ms = timeout.has_value() ? static_cast<int>(timeout->count()) : -1;
   while (true) {
     const auto end = buffer_.find('\n');
     if (end != std::string::npos || (has_ended_ && !buffer_.empty())) {

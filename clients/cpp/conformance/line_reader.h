@@ -9,9 +9,9 @@ namespace conformance {
 
 class LineReader {
  public:
-  // Returns the next line without its end; none at the end of stdin, or after `patience`. Without
-  // `patience` there is no time limit.
-  std::optional<std::string> next(std::optional<std::chrono::milliseconds> patience = {});
+  // Returns the next line without its end; none at the end of stdin, or after `timeout`. Without
+  // `timeout` there is no time limit.
+  std::optional<std::string> next(std::optional<std::chrono::milliseconds> timeout = {});
 
  private:
   std::string buffer_;

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "line_reader.h"
-#include "talk.h"
+#include "scenario.h"
 
 namespace conformance {
 namespace {
@@ -60,15 +60,15 @@ class Guard {
 
 void run(const std::string& name, Check check, const std::string& address, LineReader& lines) {
   std::stop_source stop;
-  Talk talk{.address = address, .stop = stop.get_token()};
-  talk.ready = [&name] { write_line({"scenario", name, "event", "ready"}); };
-  talk.until_go = [&] {
-    talk.ready();
+  ScenarioInput scenario{.address = address, .stop = stop.get_token()};
+  scenario.ready = [&name] { write_line({"scenario", name, "event", "ready"}); };
+  scenario.until_go = [&] {
+    scenario.ready();
     require(lines.next(kScenarioTimeout) == "go", "expected go");
   };
   try {
     const Guard guard(stop);
-    check(talk);
+    check(scenario);
     write_line({"scenario", name, "outcome", "passed"});
   } catch (const std::exception& error) {
     const std::string late = stop.stop_requested() ? "not done within 60 s: " : "";
@@ -79,7 +79,7 @@ void run(const std::string& name, Check check, const std::string& address, LineR
 int serve(std::string address) {
   Checks checks = answers();
   checks.merge(rejections());
-  checks.merge(lives());
+  checks.merge(request_ends());
   LineReader lines;
   while (const auto line = lines.next()) {
     const auto space = line->find(' ');

@@ -3,16 +3,16 @@
 #include <utility>
 
 #include "core.h"
-#include "journey.h"
+#include "stream_impl.h"
 #include "unicode.h"
 
 namespace penstock {
 namespace {
 
 // Sends the request. The first read reports an immediate failure.
-Stream begun(std::unique_ptr<Stream::Journey> journey) {
-  journey->advance(Clock::now());
-  return Stream(std::move(journey));
+Stream begun(std::unique_ptr<Stream::Impl> impl) {
+  impl->advance(Clock::now());
+  return Stream(std::move(impl));
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ Client& Client::operator=(Client&&) noexcept = default;
 Client::~Client() = default;
 
 Stream Client::generate(v1::GenerateRequest request, CallOptions options) {
-  return begun(std::make_unique<Stream::Journey>(core_, std::move(request), std::move(options)));
+  return begun(std::make_unique<Stream::Impl>(core_, std::move(request), std::move(options)));
 }
 
 v1::GenerateOnceResponse Client::generate_once(const v1::GenerateRequest& request,
@@ -39,9 +39,9 @@ v1::GenerateOnceResponse Client::generate_once(const v1::GenerateRequest& reques
   return response;
 }
 
-Stream Client::resume(const ResumePoint& point, std::chrono::nanoseconds grace,
+Stream Client::resume(const ResumePoint& point, std::chrono::nanoseconds resume_timeout,
                       CallOptions options) {
-  return begun(std::make_unique<Stream::Journey>(core_, point, grace, std::move(options)));
+  return begun(std::make_unique<Stream::Impl>(core_, point, resume_timeout, std::move(options)));
 }
 
 v1::RequestState Client::cancel(const std::string& request_id, const CallOptions& options) {

@@ -90,7 +90,7 @@ std::optional<Nanoseconds> Recovery::delay_after(const Failure& failure, bool is
   is_under_way_ = is_possible() && is_accepted && (is_loss(failure) || is_out_of_reach);
   if (!is_under_way_) return {};
   if (!first_.has_value() || has_progressed) {
-    // A new loss with a new grace period.
+    // A new loss with a new resume timeout.
     first_ = failure;
     lost_at_ = now;
     num_failed_ = 0;
@@ -101,7 +101,7 @@ std::optional<Nanoseconds> Recovery::delay_after(const Failure& failure, bool is
   ++num_failed_;
   const auto delay = std::max(scaled(backoff, 0.5 + 0.5 * jitter),
                               failure.retry_after.value_or(Nanoseconds::zero()));
-  is_under_way_ = delay <= lost_at_ + grace_ - now;
+  is_under_way_ = delay <= lost_at_ + resume_timeout_ - now;
   return is_under_way_ ? std::optional(delay) : std::nullopt;
 }
 

@@ -55,13 +55,13 @@ class Attempts {
   int num_failed_ = 0;
 };
 
-// The lost connections of one stream. Each is followed by a Resume within `grace`, or reported. 0:
-// all are reported.
+// The lost connections of one stream. Each is followed by a Resume within `resume_timeout`, or
+// reported. 0: all are reported.
 class Recovery {
  public:
-  explicit Recovery(Nanoseconds grace) : grace_(grace) {}
+  explicit Recovery(Nanoseconds resume_timeout) : resume_timeout_(resume_timeout) {}
 
-  [[nodiscard]] bool is_possible() const { return grace_ > Nanoseconds::zero(); }
+  [[nodiscard]] bool is_possible() const { return resume_timeout_ > Nanoseconds::zero(); }
   // True if the next attempt is a Resume.
   [[nodiscard]] bool is_under_way() const { return is_under_way_; }
   // The stream begins with a Resume.
@@ -76,7 +76,7 @@ class Recovery {
   [[nodiscard]] Failure explain(const Failure& failure) const;
 
  private:
-  Nanoseconds grace_;
+  Nanoseconds resume_timeout_;
   bool is_under_way_ = false;
   std::optional<Failure> first_{};
   Clock::time_point lost_at_{};

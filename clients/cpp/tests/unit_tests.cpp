@@ -84,13 +84,13 @@ void retries_of_a_crowd_are_bounded() {
   CHECK(budget.take());
 }
 
-void a_loss_is_made_good_within_its_grace() {
+void a_lost_stream_is_resumed_within_its_timeout() {
   Recovery recovery(1s);
   CHECK(!recovery.delay_after(unavailable(), false, 0, kNow, 1.0).has_value());
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow, 1.0) == 50ms);
   CHECK(recovery.is_under_way());
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow + 100ms, 1.0) == 100ms);
-  // The stream had continued: a new loss with a new grace period and a new first wait.
+  // The stream had continued: a new loss with a new resume timeout and a new first wait.
   CHECK(recovery.delay_after(unavailable(), true, 6, kNow + 5s, 1.0) == 50ms);
   CHECK(!recovery.delay_after(unavailable(), true, 6, kNow + 6s, 1.0).has_value());
   const Failure forgotten{.code = grpc::StatusCode::NOT_FOUND, .reason = "REQUEST_NOT_FOUND"};
@@ -274,7 +274,7 @@ int main() {
   retries_follow_the_server_and_end();
   retries_stop_at_output_deadline_and_rejection();
   retries_of_a_crowd_are_bounded();
-  a_loss_is_made_good_within_its_grace();
+  a_lost_stream_is_resumed_within_its_timeout();
   other_failures_are_returned_unchanged();
   a_stream_is_counted();
   a_broken_stream_is_reported();

@@ -63,13 +63,13 @@ class CallSettings:
             budget=self.budget,
         )
 
-    def recovery(self, grace_s: float) -> Recovery:
+    def recovery(self, resume_timeout_s: float) -> Recovery:
         """Return an object that tracks the lost connections of one stream.
 
-        After each loss the stream can be resumed for `grace_s` seconds. If that is 0, the first
-        loss is raised as an error.
+        After each loss the stream can be resumed for `resume_timeout_s` seconds. If that is 0,
+        the first loss is raised as an error.
         """
-        return Recovery(grace_s, clock=self.clock, random=self.random)
+        return Recovery(resume_timeout_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
         """Return the metadata of one call: the token, the client's metadata, `metadata`, and the

@@ -102,10 +102,10 @@ class Calls:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)
 
-    async def close(self, grace_s: float) -> None:
-        """Accept no more calls, wait up to `grace_s` seconds for open generations, cancel all calls
-        that are still open, and close the channels."""
-        await self.pool.drain(grace_s)
+    async def close(self, drain_timeout_s: float) -> None:
+        """Accept no more calls, wait up to `drain_timeout_s` seconds for open generations, cancel
+        all calls that are still open, and close the channels."""
+        await self.pool.drain(drain_timeout_s)
         self.pool.is_closed = True
         with self._lock:
             multiplexers = tuple(self._multiplexers.values())
@@ -135,11 +135,13 @@ class Calls:
         return self._stream_events(logical, metadata, canceller)
 
     def resume(
-        self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
+        self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, resume_timeout_s: float
     ) -> AsyncGenerator[Event, None]:
         """Return the events of a request from `point` on. After a lost connection, the stream is
-        resumed for up to `grace_s` seconds."""
-        logical = LogicalStream(None, attempts, self.settings.recovery(grace_s), point=point)
+        resumed for up to `resume_timeout_s` seconds."""
+        logical = LogicalStream(
+            None, attempts, self.settings.recovery(resume_timeout_s), point=point
+        )
         return self._stream_events(logical, metadata)
 
     def _stream_events(
@@ -152,7 +154,7 @@ class Calls:
         self, logical: LogicalStream, events: AsyncGenerator[Event, None], metadata: Pairs
     ) -> AsyncGenerator[Event, None]:
         """Yield the events. If the reader stops early, cancel the request, which would otherwise
-        continue for its grace period."""
+        continue for its resume timeout."""
         is_abandoned = True
         try:
             async for event in events:
@@ -168,7 +170,7 @@ class Calls:
 
     async def _cancel(self, request_id: str, metadata: Pairs) -> None:
         """Cancel a request whose reader has stopped. A failure is ignored, because the request ends
-        after its grace period."""
+        after its resume timeout."""
         with suppress(PenstockError, RuntimeError):
             await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,

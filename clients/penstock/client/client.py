@@ -56,7 +56,7 @@ from penstock.client.options import (
     GenerationOptions,
     GenerationRequest,
     build_request,
-    with_grace,
+    with_resume_timeout,
 )
 from penstock.client.pool import PoolConfig, PoolState
 from penstock.client.prompt import ChatMessageLike, ChatPrompt, PromptLike
@@ -138,7 +138,7 @@ class Client(ModelCalls):
             check_token(token, targets, is_encrypted=credentials is not None)
             settings = dataclasses.replace(settings, token=token)
         self._pool_config = pool or PoolConfig()
-        _require_grace(resume_timeout_s)
+        _require_resume_timeout(resume_timeout_s)
         self._resume_timeout_s = resume_timeout_s
         channel = channel or ChannelConfig()
         if channel.service_config is not None:
@@ -194,7 +194,7 @@ class Client(ModelCalls):
         blocking client) it is cancelled immediately. A retried call starts again with `Accepted`. A
         call is not retried once output has arrived.
         """
-        wanted = with_grace(build_request(prompt, options), self._resume_timeout_s)
+        wanted = with_resume_timeout(build_request(prompt, options), self._resume_timeout_s)
         request = encode_request(wanted)
         attempts = self._calls.settings.attempts(deadline_s)
         return self._calls.stream(
@@ -216,20 +216,20 @@ class Client(ModelCalls):
         request ends with `StreamSuperseded`. If the connection is lost again, the client resumes
         again within `resume_timeout_s` seconds; None means the client's setting. If this time is
         above 0, leaving the iterator early cancels the request; if it is 0, the request continues
-        for its grace period. Raises `RequestNotFound` after the grace period, and
+        for its resume timeout. Raises `RequestNotFound` after the resume timeout, and
         `SequenceUnavailable` if the stream cannot be continued at `point`.
         """
         require_type(point, "point", ResumePoint, str)
-        _require_grace(resume_timeout_s)
+        _require_resume_timeout(resume_timeout_s)
         if isinstance(point, str):
             point = ResumePoint(request_id=point)
-        grace_s = self._resume_timeout_s if resume_timeout_s is None else resume_timeout_s
+        resume_timeout_s = self._resume_timeout_s if resume_timeout_s is None else resume_timeout_s
         settings = self._calls.settings
         return self._calls.resume(
             point,
             settings.attempts(deadline_s),
             settings.call_metadata(metadata, trace),
-            grace_s=grace_s or 0.0,
+            resume_timeout_s=resume_timeout_s or 0.0,
         )
 
     def chat(
@@ -341,7 +341,9 @@ class Client(ModelCalls):
             index: int, request: BatchRequest, canceller: Canceller | None = None
         ) -> AsyncGenerator[Event, None]:
             with errors_at(index):
-                wanted = with_grace(build_request(request, options), self._resume_timeout_s)
+                wanted = with_resume_timeout(
+                    build_request(request, options), self._resume_timeout_s
+                )
                 message = encode_request(wanted)
             return self._calls.stream(
                 message,
@@ -416,7 +418,7 @@ class Client(ModelCalls):
         return builder.result()
 
 
-def _require_grace(resume_timeout_s: float | None) -> None:
+def _require_resume_timeout(resume_timeout_s: float | None) -> None:
     if resume_timeout_s is not None:
         require_number(resume_timeout_s, "resume_timeout_s", Real, at_least=0)
 

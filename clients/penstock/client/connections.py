@@ -128,18 +128,18 @@ class Connections:
         if self._is_closing:
             raise RuntimeError("the client is closed")
 
-    async def drain(self, grace_s: float) -> None:
-        """Accept no more calls, reject waiting generations, and wait up to `grace_s` seconds for
-        open generations."""
+    async def drain(self, drain_timeout_s: float) -> None:
+        """Accept no more calls, reject waiting generations, and wait up to `drain_timeout_s`
+        seconds for open generations."""
         with self._lock:
             self._is_closing = True
             for ticket in self._admission.reject_all():
                 ticket.is_rejected = True
                 ticket.signal.set()
-            if grace_s <= 0 or not self._admission.num_open:
+            if drain_timeout_s <= 0 or not self._admission.num_open:
                 return
             signal = self._idle_signal = self._idle_signal or self._runtime.signal()
-        await signal.wait(grace_s)
+        await signal.wait(drain_timeout_s)
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -64,8 +64,8 @@ _HINTS = {
     "Deadline Exceeded": "the deadline passed before the call ended",
 }
 _WRONG_PORT = (
-    "wrong port, {address}: operations calls (`penstock top`) need the operations port, all others"
-    " the main port; `penstock serve` prints both"
+    "wrong port, or an older service, at {address}: operations calls (`penstock top`) need the"
+    " operations port, all others the main port; `penstock serve` prints both"
 )
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 _NUM_MORE = re.compile(r" \(and \d+ more\)$")
@@ -254,7 +254,7 @@ class AdapterNotFound(NotFound):
 
 class RequestNotFound(NotFound):
     """The server does not have the request, or no longer has it, or it belongs to another tenant,
-    or it has no grace period and cannot be resumed."""
+    or it has no resume timeout and cannot be resumed."""
 
 
 class AlreadyExists(PenstockError):

@@ -37,13 +37,13 @@ class LogicalStream:
 
     @property
     def can_outlive_call(self) -> bool:
-        """True if the stream has a grace period, so that the request can continue after its call
+        """True if the stream has a resume timeout, so that the request can continue after its call
         ends."""
         return self._recovery.is_possible
 
     @property
     def outlives_call(self) -> bool:
-        """True if the stream has a grace period and the server has accepted the request, so that
+        """True if the stream has a resume timeout and the server has accepted the request, so that
         the request continues when its call ends."""
         return self.can_outlive_call and bool(self.reader.request_id)
 

@@ -34,13 +34,13 @@ class ModelCalls:
     def __repr__(self) -> str:
         return f"Client({self._calls.pool.addresses!r})"
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
-        """Accept no more calls, wait up to `grace_s` seconds for open generations, then cancel all
-        open calls and disconnect.
+    async def close(self, *, drain_timeout_s: float = 0.0) -> None:
+        """Accept no more calls, wait up to `drain_timeout_s` seconds for open generations, then
+        cancel all open calls and disconnect.
 
         Generations that wait for admission end immediately with CallCancelled. May be called twice.
         """
-        await self._calls.close(grace_s)
+        await self._calls.close(drain_timeout_s)
 
     async def list_models(
         self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()

@@ -151,7 +151,7 @@ def _model_stats(message: pb.ModelStats) -> ModelStats:
         ttft=_percentiles(message.ttft),
         itl=_percentiles(message.itl),
         queue=_percentiles(message.queue),
-        e2e=_percentiles(message.total),
+        total=_percentiles(message.total),
         wait_reason=decode_enum(WaitReason, message.wait_reason),
     )
 

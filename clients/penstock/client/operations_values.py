@@ -155,7 +155,7 @@ class ModelStats:
         ttft: Time to first token, of requests that ended in the last minute.
         itl: Inter-token latency of all tokens of the last minute.
         queue: Time in the queue, of requests that ended in the last minute.
-        e2e: Time from arrival to the end, of requests that ended in the last minute.
+        total: Time from arrival to the end, of requests that ended in the last minute.
         wait_reason: What the first request of the queue waits for.
     """
 
@@ -176,7 +176,7 @@ class ModelStats:
     ttft: Percentiles
     itl: Percentiles
     queue: Percentiles
-    e2e: Percentiles
+    total: Percentiles
     wait_reason: WaitReason
 
 

@@ -343,12 +343,14 @@ def build_request(
     return GenerationRequest(prompt=as_prompt(prompt), **top_level, **built)
 
 
-def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
-    """Return the request with `resume_timeout_s` set to `grace_s`, unless it is already set or
-    `grace_s` is None."""
-    if grace_s is None or request.resume_timeout_s is not None:
+def with_resume_timeout(
+    request: GenerationRequest, resume_timeout_s: float | None
+) -> GenerationRequest:
+    """Return the request with `resume_timeout_s`, unless the request already sets it or the
+    argument is None."""
+    if resume_timeout_s is None or request.resume_timeout_s is not None:
         return request
-    return replace(request, resume_timeout_s=grace_s)
+    return replace(request, resume_timeout_s=resume_timeout_s)
 
 
 def _no_such_option(name: str) -> str:

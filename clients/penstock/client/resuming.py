@@ -66,17 +66,17 @@ class ResumePoint:
 
 class Recovery:
     """Tracks the lost connections of one stream. After each loss, the client tries to resume for
-    `grace_s` seconds.
+    `resume_timeout_s` seconds.
 
-    If `grace_s` is 0, every loss is raised as an error. `is_resuming` is True if the next attempt
-    is a Resume.
+    If `resume_timeout_s` is 0, every loss is raised as an error. `is_resuming` is True if the next
+    attempt is a Resume.
     """
 
     def __init__(
-        self, grace_s: float, *, clock: Callable[[], float], random: Callable[[], float]
+        self, resume_timeout_s: float, *, clock: Callable[[], float], random: Callable[[], float]
     ) -> None:
         self.is_resuming = False
-        self._grace_s = grace_s
+        self._resume_timeout_s = resume_timeout_s
         self._clock = clock
         self._random = random
         self._first: PenstockError | None = None
@@ -91,16 +91,16 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """True if resuming is enabled (`grace_s` > 0). `delay_after` decides for each error whether
-        the stream is resumed.
+        """True if resuming is enabled (`resume_timeout_s` > 0). `delay_after` decides for each
+        error whether the stream is resumed.
         """
-        return self._grace_s > 0
+        return self._resume_timeout_s > 0
 
     def delay_after(
         self, error: PenstockError, *, request_id: str, next_sequence: int
     ) -> float | None:
         """Return the seconds to wait before the stream is resumed; None if it cannot be resumed
-        after this error, or no longer within the `grace_s` seconds.
+        after this error, or no longer within the `resume_timeout_s` seconds.
 
         `request_id` is "" before the first message from the server, when there is nothing to
         resume.
@@ -115,14 +115,14 @@ class Recovery:
             return None
         now_s = self._clock()
         if self._first is None or has_continued:
-            # The stream was resumed meanwhile, so this is a new loss with its own grace period.
+            # The stream was resumed meanwhile, so this is a new loss with its own resume timeout.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence
         self.is_resuming = True
         backoff_s = min(_MAX_DELAY_S, math.ldexp(_FIRST_DELAY_S, min(self._num_failed, 10)))
         self._num_failed += 1
         delay_s = max(backoff_s * (0.5 + 0.5 * self._random()), error.retry_after_s or 0.0)
-        if now_s + delay_s > self._lost_at_s + self._grace_s:
+        if now_s + delay_s > self._lost_at_s + self._resume_timeout_s:
             self.is_resuming = False
             return None
         return delay_s

@@ -2,14 +2,14 @@
 
 import { randomBytes } from "node:crypto";
 import { chat as chatPrompt, text, tokenIds } from "../src/index.js";
-import { CALL_MS, greedy, CheckedStream, newId, require, type Talk } from "./talk.js";
+import { CALL_MS, greedy, CheckedStream, newId, require, type ScenarioInput } from "./scenario.js";
 
 const NUM_LARGE_TOKENS = 100_000;
 const TEXT = "naïve 日本語 🚀";
 const CALL = { deadlineMs: CALL_MS };
 
-export async function streamInOrder(talk: Talk): Promise<void> {
-  const checked = new CheckedStream(talk.client().generate(greedy(12), CALL));
+export async function streamInOrder(scenario: ScenarioInput): Promise<void> {
+  const checked = new CheckedStream(scenario.client().generate(greedy(12), CALL));
   const finished = await checked.untilEnd();
   const accepted = await checked.untilAccepted();
   require(accepted.requestId !== "" && accepted.model !== "", "accepted without names");
@@ -19,8 +19,8 @@ export async function streamInOrder(talk: Talk): Promise<void> {
   require(checked.finishReason === "LENGTH", `the reason is ${checked.finishReason}, not LENGTH`);
 }
 
-export async function onceEqualsStream(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function onceEqualsStream(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const checked = new CheckedStream(client.generate(greedy(32), CALL));
   await checked.untilEnd();
   const once = await client.generateOnce(greedy(32), CALL);
@@ -33,8 +33,8 @@ export async function onceEqualsStream(talk: Talk): Promise<void> {
   require(pieces === whole, "generateText has another text");
 }
 
-export async function tokenPrompt(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function tokenPrompt(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const ids = Array.from({ length: 20 }, (_, index) => 5 + index);
   const answers: number[][] = [];
   for (let turn = 0; turn < 2; turn++) {
@@ -49,19 +49,21 @@ export async function tokenPrompt(talk: Talk): Promise<void> {
   require(first.join() === second.join(), `[${first}] the first time, [${second}] the second`);
 }
 
-export async function chat(talk: Talk): Promise<void> {
+export async function chat(scenario: ScenarioInput): Promise<void> {
   const turns = [
     { role: "system", content: "You answer in one sentence." },
     { role: "user", content: "Where is the Globe?" },
   ];
-  const checked = new CheckedStream(talk.client().generate(greedy(24, chatPrompt(turns)), CALL));
+  const checked = new CheckedStream(
+    scenario.client().generate(greedy(24, chatPrompt(turns)), CALL),
+  );
   await checked.untilEnd();
   require(checked.text !== "", "there is no text");
   require(checked.numTokens === 24, `${checked.numTokens} tokens, not 24`);
 }
 
-export async function utf8AcrossChunks(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function utf8AcrossChunks(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const request = greedy(200, text(TEXT));
   const once = await client.generateOnce({ ...request, output: { echo: true } }, CALL);
   const checked = new CheckedStream(
@@ -81,21 +83,21 @@ export async function utf8AcrossChunks(talk: Talk): Promise<void> {
   }
 }
 
-export async function largePrompt(talk: Talk): Promise<void> {
+export async function largePrompt(scenario: ScenarioInput): Promise<void> {
   const ids = Array.from({ length: NUM_LARGE_TOKENS }, (_, index) => 5 + (index % 1000));
-  const checked = new CheckedStream(talk.client().generate(greedy(4, tokenIds(ids)), CALL));
+  const checked = new CheckedStream(scenario.client().generate(greedy(4, tokenIds(ids)), CALL));
   const { usage } = await checked.untilEnd();
   const numReported = usage?.numPromptTokens;
   require(numReported === NUM_LARGE_TOKENS, `usage reports ${numReported} prompt tokens`);
   require(checked.numTokens === 4, `${checked.numTokens} tokens, not 4`);
 }
 
-export async function metadata(talk: Talk): Promise<void> {
+export async function metadata(scenario: ScenarioInput): Promise<void> {
   const traceId = randomBytes(16).toString("hex");
   const requestId = newId();
   const trace = { traceparent: `00-${traceId}-${randomBytes(8).toString("hex")}-01` };
   const checked = new CheckedStream(
-    talk.client().generate({ ...greedy(4), requestId }, { ...CALL, trace }),
+    scenario.client().generate({ ...greedy(4), requestId }, { ...CALL, trace }),
   );
   const accepted = await checked.untilAccepted();
   await checked.untilEnd();

@@ -6,14 +6,14 @@
 import { createInterface } from "node:readline";
 import { parseArgs } from "node:util";
 import * as answers from "./answers.js";
-import * as lives from "./lives.js";
+import * as requestEnds from "./request-ends.js";
 import { multiplex } from "./multiplexing.js";
 import * as rejections from "./rejections.js";
-import { NotHeld, Talk } from "./talk.js";
+import { ExpectationFailed, ScenarioInput } from "./scenario.js";
 
 const SCENARIO_MS = 60_000;
 
-const CHECKS: Readonly<Record<string, (talk: Talk) => Promise<void>>> = {
+const CHECKS: Readonly<Record<string, (scenario: ScenarioInput) => Promise<void>>> = {
   stream_in_order: answers.streamInOrder,
   once_equals_stream: answers.onceEqualsStream,
   token_prompt: answers.tokenPrompt,
@@ -24,16 +24,16 @@ const CHECKS: Readonly<Record<string, (talk: Talk) => Promise<void>>> = {
   unknown_model: rejections.unknownModel,
   unimplemented_feature: rejections.unimplementedFeature,
   duplicate_request_id: rejections.duplicateRequestId,
-  cancel_after_first_token: lives.cancelAfterFirstToken,
-  cancel_by_id: lives.cancelById,
-  deadline: lives.deadline,
+  cancel_after_first_token: requestEnds.cancelAfterFirstToken,
+  cancel_by_id: requestEnds.cancelById,
+  deadline: requestEnds.deadline,
   queue_full: rejections.queueFull,
   metadata: answers.metadata,
   multiplex,
-  resume: lives.resume,
+  resume: requestEnds.resume,
   retry_after_rejection: rejections.retryAfterRejection,
-  engine_killed: lives.engineKilled,
-  drain: lives.drain,
+  engine_killed: requestEnds.engineKilled,
+  drain: requestEnds.drain,
 };
 
 async function main(): Promise<void> {
@@ -57,25 +57,25 @@ async function outcome(name: string, address: string, lines: AsyncIterator<strin
   const untilGo = async (): Promise<void> => {
     ready();
     const { value: line } = await lines.next();
-    if (line?.trim() !== "go") throw new NotHeld(`expected go, not ${line}`);
+    if (line?.trim() !== "go") throw new ExpectationFailed(`expected go, not ${line}`);
   };
-  const talk = new Talk(address, ready, untilGo);
+  const scenario = new ScenarioInput(address, ready, untilGo);
   try {
-    await bounded(check(talk));
+    await bounded(check(scenario));
     return { outcome: "passed" };
   } catch (error) {
-    if (!(error instanceof NotHeld)) console.error(error);
-    const why = error instanceof NotHeld ? error.message : String(error);
+    if (!(error instanceof ExpectationFailed)) console.error(error);
+    const why = error instanceof ExpectationFailed ? error.message : String(error);
     return { outcome: "failed", why };
   } finally {
-    talk.end();
+    scenario.end();
   }
 }
 
 async function bounded(check: Promise<void>): Promise<void> {
   let timer: NodeJS.Timeout | undefined;
   const expiry = new Promise<never>((_, reject) => {
-    const why = new NotHeld(`not done within ${SCENARIO_MS / 1000} s`);
+    const why = new ExpectationFailed(`not done within ${SCENARIO_MS / 1000} s`);
     timer = setTimeout(() => reject(why), SCENARIO_MS);
   });
   try {

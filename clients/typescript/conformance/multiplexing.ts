@@ -2,13 +2,21 @@
 
 import { text } from "../src/index.js";
 import { rejected } from "./rejections.js";
-import { CALL_MS, greedy, CheckedStream, LONG_TOKENS, PROMPT, require, type Talk } from "./talk.js";
+import {
+  CALL_MS,
+  greedy,
+  CheckedStream,
+  LONG_TOKENS,
+  PROMPT,
+  require,
+  type ScenarioInput,
+} from "./scenario.js";
 
 const NUM_TEXTS = 6;
 const CALL = { deadlineMs: CALL_MS };
 
-export async function multiplex(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function multiplex(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const session = client.multiplex();
   const requests = Array.from({ length: NUM_TEXTS }, (_, index) =>
     greedy(40, text(`${PROMPT}, number ${index}`)),

@@ -8,10 +8,10 @@ import {
   CheckedStream,
   LONG_TOKENS,
   newId,
-  NotHeld,
+  ExpectationFailed,
   require,
-  type Talk,
-} from "./talk.js";
+  type ScenarioInput,
+} from "./scenario.js";
 
 const NUM_PLACES = 4;
 const NUM_WAITING = 4;
@@ -32,33 +32,33 @@ export async function rejected(
     require(isThis, `not ${codeName} (${reason}) but ${error.message}`);
     return error;
   }
-  throw new NotHeld(`it was answered, not rejected with ${codeName}`);
+  throw new ExpectationFailed(`it was answered, not rejected with ${codeName}`);
 }
 
-export async function invalidField(talk: Talk): Promise<void> {
+export async function invalidField(scenario: ScenarioInput): Promise<void> {
   const request = { ...greedy(4), sampling: { temperature: -1 } };
-  const call = talk.client().generateOnce(request, CALL);
+  const call = scenario.client().generateOnce(request, CALL);
   const error = await rejected(call, "INVALID_ARGUMENT", "INVALID_ARGUMENT");
   const fields = error.fieldViolations.map((violation) => violation.field);
   require(fields.includes("sampling.temperature"), `the fields are ${fields}`);
 }
 
-export async function unknownModel(talk: Talk): Promise<void> {
-  const call = talk.client().generateOnce({ ...greedy(4), model: "no-such-model" }, CALL);
+export async function unknownModel(scenario: ScenarioInput): Promise<void> {
+  const call = scenario.client().generateOnce({ ...greedy(4), model: "no-such-model" }, CALL);
   const { info } = await rejected(call, "NOT_FOUND", "MODEL_NOT_FOUND");
   require(info["model"] === "no-such-model", `ErrorInfo names the model ${info["model"]}`);
 }
 
-export async function unimplementedFeature(talk: Talk): Promise<void> {
+export async function unimplementedFeature(scenario: ScenarioInput): Promise<void> {
   const { prompt } = greedy(4);
   const kind = { case: "jsonSchema", value: { schema: '{"type": "object"}' } } as const;
-  const call = talk.client().generateOnce({ prompt, constraint: { kind } }, CALL);
+  const call = scenario.client().generateOnce({ prompt, constraint: { kind } }, CALL);
   const { info } = await rejected(call, "UNIMPLEMENTED", "FEATURE_UNSUPPORTED");
   require(info["feature"] === "json_schema", `ErrorInfo names the feature ${info["feature"]}`);
 }
 
-export async function duplicateRequestId(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function duplicateRequestId(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const requestId = newId();
   const first = new CheckedStream(client.generate({ ...greedy(100), requestId }, CALL));
   await first.untilTokens();
@@ -68,8 +68,8 @@ export async function duplicateRequestId(talk: Talk): Promise<void> {
   require(first.numTokens === 100, `the first had ${first.numTokens} tokens, not 100`);
 }
 
-export async function queueFull(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function queueFull(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const blockers = await fillQueue(client);
   const ninth = client.generateOnce(greedy(4), CALL);
   try {
@@ -79,11 +79,14 @@ export async function queueFull(talk: Talk): Promise<void> {
     await leaveAll(blockers);
   }
   // A front receives free capacity one step later.
-  const patient = talk.client({ retry: { maxAttempts: 20 }, timing: hurried(Promise.resolve()) });
-  await patient.generateOnce(greedy(1));
+  const retrying = scenario.client({
+    retry: { maxAttempts: 20 },
+    timing: hurried(Promise.resolve()),
+  });
+  await retrying.generateOnce(greedy(1));
 }
 
-export async function retryAfterRejection(talk: Talk): Promise<void> {
+export async function retryAfterRejection(scenario: ScenarioInput): Promise<void> {
   let reportLeft = (): void => undefined;
   const haveLeft = new Promise<void>((resolve) => {
     reportLeft = resolve;
@@ -93,9 +96,9 @@ export async function retryAfterRejection(talk: Talk): Promise<void> {
     reportRejected = resolve;
   });
   const timing = hurried(haveLeft, reportRejected);
-  const patient = talk.client({ retry: { maxAttempts: 20 }, timing });
-  const blockers = await fillQueue(talk.client());
-  const late = patient.generateOnce(greedy(8));
+  const retrying = scenario.client({ retry: { maxAttempts: 20 }, timing });
+  const blockers = await fillQueue(scenario.client());
+  const late = retrying.generateOnce(greedy(8));
   try {
     await Promise.race([isRejected, late]);
   } finally {

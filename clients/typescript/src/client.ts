@@ -71,10 +71,10 @@ export interface CallOptions {
 
 export interface ResumeOptions extends CallOptions {
   /**
-   * For this time after a lost connection the stream reconnects, and leaving it early cancels the
-   * request. Normally the request's resumeTimeout. Default 0.
+   * Time after a lost connection in which the stream reconnects, usually the request's
+   * `resumeTimeout`. If it is above 0, leaving the loop early cancels the request. Default 0.
    */
-  readonly graceMs?: number;
+  readonly resumeTimeoutMs?: number;
 }
 
 /** One connection to a server. All calls fail with PenstockError. */
@@ -85,7 +85,7 @@ export class Client {
   readonly #budget = new RetryBudget();
 
   /**
-   * `address` is HOST, HOST:PORT or a gRPC target. Throws TypeError or RangeError, which names the
+   * `address` is HOST, HOST:PORT (the default port is 50051), [IPV6]:PORT or a gRPC target. Throws TypeError or RangeError, which names the
    * invalid value. Nothing is sent before the first call.
    */
   constructor(address: string, options: ClientOptions = {}) {
@@ -125,10 +125,10 @@ export class Client {
 
   /** Streams the remaining events of a request from `point` on, after its stream was lost. */
   resume(point: ResumePoint, options: ResumeOptions = {}): GenerationStream {
-    const { graceMs = 0 } = options;
+    const { resumeTimeoutMs = 0 } = options;
     const plan = {
       ...this.#plan(undefined, options),
-      recovery: new Recovery(graceMs, this.#timing, point.nextSequence),
+      recovery: new Recovery(resumeTimeoutMs, this.#timing, point.nextSequence),
       point,
     };
     return this.#stream(undefined, plan, options);
@@ -236,10 +236,10 @@ export class Client {
   }
 
   #plan(request: GenerateRequest | undefined, options: CallOptions): StreamPlan {
-    const grace = request?.resumeTimeout;
+    const resumeTimeout = request?.resumeTimeout;
     return {
       attempts: this.#attempts(options),
-      recovery: new Recovery(grace ? durationMs(grace) : 0, this.#timing),
+      recovery: new Recovery(resumeTimeout ? durationMs(resumeTimeout) : 0, this.#timing),
       timing: this.#timing,
       signal: options.signal,
     };

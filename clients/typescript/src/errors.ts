@@ -84,7 +84,7 @@ export class PenstockError extends Error {
 
 /** The stream violated the protocol: a gap, a wrong order, or no `finished` event at its end. */
 export function streamBroken(message: string, requestId = ""): PenstockError {
-  return new PenstockError({ code: Status.INTERNAL, reason: "STREAM_BROKEN", message, requestId });
+  return new PenstockError({ code: Status.DATA_LOSS, reason: "STREAM_BROKEN", message, requestId });
 }
 
 /** This client cancelled the call. */

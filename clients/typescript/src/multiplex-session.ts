@@ -56,7 +56,7 @@ export class MultiplexStream extends GenerationStream {
   }
 
   /**
-   * Cancels the request by its key. The stream can be read on and ends without an error, with the
+   * Cancels the request by its key. The stream continues and ends without an error, with the
    * text so far and FINISH_REASON_CANCELLED. Throws before the stream is read.
    */
   stop(): void {

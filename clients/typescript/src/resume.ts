@@ -23,10 +23,11 @@ export interface ResumePoint {
 }
 
 /**
- * The lost connections of one stream. Each is followed by a Resume within `graceMs`, or reported.
+ * The lost connections of one stream. Each is followed by a Resume within `resumeTimeoutMs`, or
+ * reported.
  */
 export class Recovery {
-  readonly #graceMs: number;
+  readonly #resumeTimeoutMs: number;
   readonly #timing: Timing;
   #first: PenstockError | undefined;
   #lostAtMs = 0;
@@ -36,11 +37,11 @@ export class Recovery {
   isUnderWay = false;
 
   /**
-   * If `graceMs` is 0, a loss is reported immediately. `startSequence` is the position of a stream
-   * that begins with a Resume.
+   * If `resumeTimeoutMs` is 0, a loss is reported immediately. `startSequence` is the position
+   * of a stream that begins with a Resume.
    */
-  constructor(graceMs: number, timing: Timing, startSequence?: bigint) {
-    this.#graceMs = graceMs;
+  constructor(resumeTimeoutMs: number, timing: Timing, startSequence?: bigint) {
+    this.#resumeTimeoutMs = resumeTimeoutMs;
     this.#timing = timing;
     if (startSequence !== undefined) {
       this.isUnderWay = true;
@@ -49,7 +50,7 @@ export class Recovery {
   }
 
   get isPossible(): boolean {
-    return this.#graceMs > 0;
+    return this.#resumeTimeoutMs > 0;
   }
 
   /** Returns the wait before the stream is resumed; undefined if it cannot be resumed. */
@@ -63,7 +64,7 @@ export class Recovery {
     if (!isMendable || !(isLoss(error) || isOutOfReach)) return undefined;
     const nowMs = this.#timing.nowMs();
     if (this.#first === undefined || hasProgressed) {
-      // The stream had continued, so this is a new loss with a new grace period.
+      // The stream had continued, so this is a new loss with a new resume timeout.
       this.#first = error;
       this.#lostAtMs = nowMs;
       this.#numFailed = 0;
@@ -73,7 +74,7 @@ export class Recovery {
     this.#numFailed += 1;
     const jitteredMs = backoffMs * (0.5 + 0.5 * this.#timing.random());
     const delayMs = Math.max(jitteredMs, error.retryAfterMs ?? 0);
-    if (nowMs + delayMs > this.#lostAtMs + this.#graceMs) return undefined;
+    if (nowMs + delayMs > this.#lostAtMs + this.#resumeTimeoutMs) return undefined;
     this.isUnderWay = true;
     return delayMs;
   }

@@ -107,7 +107,7 @@ test("a crowd of calls retries a fifth of the time, beyond the reserve", () => {
   assert.ok(!budget.take());
 });
 
-test("a loss is made good within its grace, and each that follows progress has its own", () => {
+test("a lost stream is resumed within its timeout, which progress restarts", () => {
   const timing = standing();
   const recovery = new Recovery(1000, timing);
   const lost = failed(Codes.UNAVAILABLE);

@@ -24,7 +24,7 @@ import {
 } from "./fake-service.js";
 
 const REQUEST = { prompt: text("To be, or not") };
-const GRACE = { ...REQUEST, resumeTimeout: milliseconds(30_000) };
+const RESUMABLE = { ...REQUEST, resumeTimeout: milliseconds(30_000) };
 const endings: (() => void)[] = [];
 
 afterEach(() => {
@@ -66,7 +66,7 @@ async function failure(promise: Promise<unknown>): Promise<PenstockError> {
   return error;
 }
 
-test("a lost connection is made good where the request outlives its call", async () => {
+test("a stream with a resumeTimeout is resumed after a lost connection", async () => {
   const points: unknown[] = [];
   const service = await serve({
     generate: (call) => answer(call, 3),
@@ -79,7 +79,7 @@ test("a lost connection is made good where the request outlives its call", async
     },
   });
   let received = "";
-  for await (const { event } of clientOf(service).generate(GRACE)) {
+  for await (const { event } of clientOf(service).generate(RESUMABLE)) {
     if (event.case === "tokens") received += event.value.text;
     if (received === "1 2 3 ") service.cut();
   }
@@ -101,7 +101,7 @@ test("a finish whose status was lost is read again", async () => {
       call.end();
     },
   });
-  const stream = clientOf(service).generate(GRACE);
+  const stream = clientOf(service).generate(RESUMABLE);
   const events: unknown[] = [];
   for await (const { event } of stream) events.push(event.case);
   assert.deepEqual(events, ["accepted", "tokens", "finished"]);
@@ -109,7 +109,7 @@ test("a finish whose status was lost is read again", async () => {
   assert.equal(stream.point.nextSequence, 3n);
 });
 
-test("without a grace period a lost connection is reported", async () => {
+test("without a resume timeout a lost connection is reported", async () => {
   const service = await serve({ generate: (call) => answer(call, 3) });
   const stream = clientOf(service).generate(REQUEST);
   for (let count = 0; count < 4; count++) await stream.next();
@@ -189,7 +189,7 @@ test("leaving the loop cancels the call, and a request that outlives it by its i
       return {};
     },
   });
-  for await (const { event } of clientOf(service).generate(GRACE)) {
+  for await (const { event } of clientOf(service).generate(RESUMABLE)) {
     if (event.case === "tokens") break;
   }
   await callEnded;
@@ -206,7 +206,7 @@ test("a closed client leaves such a request to be resumed", async () => {
     },
   });
   const client = clientOf(service);
-  const stream = client.generate(GRACE);
+  const stream = client.generate(RESUMABLE);
   await stream.next();
   await stream.next();
   client.close();

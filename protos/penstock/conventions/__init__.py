@@ -24,6 +24,9 @@ DEFAULT_PROFILE_S: Final = 5.0
 ERROR_DOMAIN: Final = "penstock.dev"
 """`google.rpc.ErrorInfo.domain` of every `ErrorReason`."""
 
+NO_CREDENTIALS: Final = "no credentials: the metadata key authorization is missing"
+"""The message of UNAUTHENTICATED for a call without credentials, to which commands add a flag."""
+
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 """Keys of the metadata of a failed call."""

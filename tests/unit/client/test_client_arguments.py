@@ -58,20 +58,20 @@ def test_metadata_that_is_no_sequence_of_pairs_is_rejected(metadata: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "rule"),
+    ("resume_timeout_s", "rule"),
     [
         (-1, "must be at least 0, not -1"),
         (float("nan"), "must be at least 0, not nan"),
         ("5", "must be a number, not str"),
     ],
 )
-def test_a_grace_period_that_is_no_time_is_rejected(grace_s: Any, rule: str) -> None:
+def test_a_resume_timeout_that_is_no_time_is_rejected(resume_timeout_s: Any, rule: str) -> None:
     for kind in (Client, SyncClient):
         with pytest.raises((TypeError, ValueError), match=f"^resume_timeout_s: {rule}$"):
-            kind(ADDRESS, resume_timeout_s=grace_s)
+            kind(ADDRESS, resume_timeout_s=resume_timeout_s)
 
 
-async def test_a_grace_period_of_a_resumption_is_checked() -> None:
+async def test_the_resume_timeout_of_a_resumption_is_checked() -> None:
     async with Client(ADDRESS) as client:
         with pytest.raises(ValueError, match=r"^resume_timeout_s: must be at least 0, not -1$"):
             client.resume("r-1", resume_timeout_s=-1)

@@ -25,9 +25,9 @@ def failed(kind: type[PenstockError], retry_after_s: float | None = None) -> Pen
     return kind(Failure(code=code, message="", retry_after_s=retry_after_s))
 
 
-def recovery(grace_s: float = 10.0) -> tuple[Recovery, FakeClock]:
+def recovery(resume_timeout_s: float = 10.0) -> tuple[Recovery, FakeClock]:
     clock = FakeClock(1.0)
-    return Recovery(grace_s, clock=clock, random=lambda: 1.0), clock
+    return Recovery(resume_timeout_s, clock=clock, random=lambda: 1.0), clock
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_only_a_lost_stream_is_resumed(kind: type[PenstockError], is_resumed: bo
 def test_a_request_that_was_never_accepted_has_nothing_to_resume() -> None:
     account, _ = recovery()
     assert account.delay_after(failed(Unavailable), request_id="", next_sequence=0) is None
-    account, _ = recovery(grace_s=0.0)
+    account, _ = recovery(resume_timeout_s=0.0)
     assert account.delay_after(failed(Unavailable), request_id="r", next_sequence=4) is None
 
 
-def test_delays_grow_until_the_grace_is_over_and_begin_again_with_the_next_loss() -> None:
-    account, clock = recovery(grace_s=2.0)
+def test_delays_grow_until_the_resume_timeout_and_begin_again_with_the_next_loss() -> None:
+    account, clock = recovery(resume_timeout_s=2.0)
     delays: list[float] = []
     error = failed(Unavailable)
     while (delay_s := account.delay_after(error, request_id="r", next_sequence=4)) is not None:
@@ -97,8 +97,8 @@ def test_a_point_out_of_range_is_named(fields: dict[str, object]) -> None:
         ResumePoint(request_id="r", **fields)  # type: ignore[arg-type]
 
 
-def test_without_an_engine_to_ask_over_it_is_tried_again_within_the_grace() -> None:
-    account, clock = recovery(grace_s=2.0)
+def test_without_an_engine_to_ask_over_it_is_tried_again_within_the_resume_timeout() -> None:
+    account, clock = recovery(resume_timeout_s=2.0)
     assert account.delay_after(failed(Unavailable), request_id="r", next_sequence=4) is not None
     down = failed(EngineDown, retry_after_s=0.5)
     assert account.delay_after(down, request_id="r", next_sequence=4) == 0.5

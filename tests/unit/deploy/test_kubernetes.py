@@ -28,8 +28,8 @@ from support.kubernetes import (
     settings_of,
 )
 
-FRONTS_AFTER_GRACE_S = 2.0
-OBSERVER_AFTER_GRACE_S = 3.7
+FRONTS_AFTER_DRAIN_S = 2.0
+OBSERVER_AFTER_DRAIN_S = 3.7
 Builds = dict[str, list[dict[str, Any]]]
 
 
@@ -120,7 +120,7 @@ def test_the_grace_period_of_a_pod_is_longer_than_its_drain(builds: Builds) -> N
         pause_s = container_of(manifests)["lifecycle"]["preStop"]["sleep"]["seconds"]
         grace_s = pod_of(manifests)["spec"]["terminationGracePeriodSeconds"]
         drain_s = config_of(manifests).drain_timeout_s
-        after_s = FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
+        after_s = FRONTS_AFTER_DRAIN_S + OBSERVER_AFTER_DRAIN_S
         assert grace_s >= pause_s + drain_s + after_s + 5, name
         # Balancers have detected it by then: two periods of the slowest probe.
         assert pause_s >= 2 * probe_of(build("base"), "readiness")["periodSeconds"]

@@ -14,8 +14,8 @@ import yaml
 from support.dashboards import DEPLOY, RULES
 
 FOLDER = DEPLOY / "observability"
-FRONTS_AFTER_GRACE_S = 2.0
-OBSERVER_AFTER_GRACE_S = 3.7
+FRONTS_AFTER_DRAIN_S = 2.0
+OBSERVER_AFTER_DRAIN_S = 3.7
 
 
 def loaded(name: str) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def test_mounted_files_exist() -> None:
 
 def test_stopping_leaves_time_for_the_drain() -> None:
     service = SERVICES["penstock"]
-    (grace,) = [
+    (drain_timeout_s,) = [
         float(part.partition("=")[2])
         for part in service["command"]
         if part.startswith("--drain-timeout-s=")
     ]
     stop_s = float(service["stop_grace_period"].removesuffix("s"))
-    assert stop_s >= grace + FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
+    assert stop_s >= drain_timeout_s + FRONTS_AFTER_DRAIN_S + OBSERVER_AFTER_DRAIN_S
 
 
 def test_prometheus_scrapes_what_is_started(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy" / "trtllm"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 SERVICE: dict[str, Any] = COMPOSE["services"]["penstock"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-FRONTS_AFTER_GRACE_S = 2.0
+FRONTS_AFTER_DRAIN_S = 2.0
 
 
 def instruction(name: str) -> str:
@@ -34,14 +34,14 @@ def test_only_this_host_reaches_the_port() -> None:
 
 
 def test_stopping_leaves_time_for_the_drain_and_for_the_engines_end() -> None:
-    (grace,) = [
+    (drain_timeout_s,) = [
         float(argument.partition("=")[2])
         for argument in SERVICE["command"]
         if argument.startswith("--drain-timeout-s=")
     ]
 
-    assert grace == ServerConfig.__dataclass_fields__["drain_timeout_s"].default
-    needed_s = grace + FRONTS_AFTER_GRACE_S + WatchSettings().shutdown_timeout_s
+    assert drain_timeout_s == ServerConfig.__dataclass_fields__["drain_timeout_s"].default
+    needed_s = drain_timeout_s + FRONTS_AFTER_DRAIN_S + WatchSettings().shutdown_timeout_s
     assert seconds(SERVICE["stop_grace_period"]) >= needed_s
 
 

@@ -101,7 +101,7 @@ def test_a_value_out_of_range_is_named(path: str, value: Any) -> None:
         ("watch.load_timeout_s", 2e9, "must be above 0 and at most 1000000000"),
         ("watch.load_timeout_s", 10**400, "must be above 0 and at most"),
         ("watch.response_timeout_s", 0, "must be above 0"),
-        ("watch.abort_grace_s", float("inf"), "must be above 0 and at most"),
+        ("watch.abort_timeout_s", float("inf"), "must be above 0 and at most"),
     ],
 )
 def test_an_invalid_value_is_named(path: str, value: Any, message: str) -> None:

@@ -39,12 +39,14 @@ def test_the_config_file_has_only_supported_settings() -> None:
     assert functions == [f"{add_penstock_to_server.__module__}.{name}"]
 
 
-def test_the_grace_of_the_service_fits_into_the_replicas() -> None:
+def test_the_drain_timeout_of_the_service_fits_into_the_replicas() -> None:
     (application,) = config()["applications"]
     settings = settings_of(application["args"])
-    grace_s = float(settings.serve_options[settings.serve_options.index("--drain-timeout-s") + 1])
+    drain_timeout_s = float(
+        settings.serve_options[settings.serve_options.index("--drain-timeout-s") + 1]
+    )
 
-    assert grace_s + 2.0 < settings.stop_timeout_s
+    assert drain_timeout_s + 2.0 < settings.stop_timeout_s
 
 
 def test_every_method_of_the_contract_passes() -> None:

@@ -256,8 +256,9 @@ def test_where_no_service_answers_the_line_states_what_to_look_for(
 def test_a_port_without_the_called_service_is_reported_as_the_wrong_port(answer: str) -> None:
     failure = Failure(code=grpc.StatusCode.UNIMPLEMENTED, message=answer, address="127.0.0.1:7")
     assert describe_error(error_of(failure)) == (
-        "wrong port, 127.0.0.1:7: operations calls (`penstock top`) need the operations port, all"
-        f" others the main port; `penstock serve` prints both (UNIMPLEMENTED: {answer})"
+        "wrong port, or an older service, at 127.0.0.1:7: operations calls (`penstock top`) need"
+        " the operations port, all others the main port; `penstock serve` prints both"
+        f" (UNIMPLEMENTED: {answer})"
     )
     # An error of the client itself has no address.
     failure = Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="the server lacks Multiplex")

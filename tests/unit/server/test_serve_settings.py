@@ -396,9 +396,25 @@ def test_simulated_steps_take_their_time_by_default(
     assert config.executor.simulated.is_real_time is is_real_time
 
 
-def test_settings_of_another_executor_are_rejected() -> None:
-    with pytest.raises(BadSetting, match="simulated-config has no effect with the torch executor"):
-        serve_config("--simulated-config", "{}")
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--simulated-config", "{}"], "--simulated-config has no effect with the torch executor"),
+        (
+            ["--executor", "simulated", "--cpu-kernels", "avx2"],
+            "--cpu-kernels has no effect with the simulated executor",
+        ),
+        (
+            ["--device", "cuda:1", "--cpu-kernels", "none"],
+            "--cpu-kernels has no effect with the device cuda:1",
+        ),
+    ],
+)
+def test_settings_of_another_executor_or_device_are_rejected(
+    arguments: list[str], line: str
+) -> None:
+    with pytest.raises(BadSetting, match=f"^{line}$"):
+        serve_config(*arguments)
 
 
 def test_a_budget_below_one_token_per_slot_is_rejected() -> None:

@@ -105,14 +105,14 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
             capacity_scheduler_policy=CapacityPolicy.MAX_UTILIZATION
         ),
         lora_config=LoraSettings(adapters=(AdapterConfig(name="poet", path=adapter, id=3),)),
-        watch=WatchSettings(abort_grace_s=1.0),
+        watch=WatchSettings(abort_timeout_s=1.0),
     )
     values = {
         "max_batch_size": 8,
         "kv_cache_config": {"free_gpu_memory_fraction": 0.5},
         "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
         "lora_config": {"adapters": [{"name": "poet", "path": str(adapter), "id": 3}]},
-        "watch": {"abort_grace_s": 1},
+        "watch": {"abort_timeout_s": 1},
     }
     as_json, as_toml = tmp_path / "engine.json", tmp_path / "engine.toml"
     as_json.write_text(json.dumps(values))
@@ -121,7 +121,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         "kv_cache_config.free_gpu_memory_fraction = 0.5\n"
         'scheduler_config.capacity_scheduler_policy = "MAX_UTILIZATION"\n'
         f'[[lora_config.adapters]]\nname = "poet"\npath = "{adapter}"\nid = 3\n'
-        "[watch]\nabort_grace_s = 1\n"
+        "[watch]\nabort_timeout_s = 1\n"
     )
 
     for config in (
@@ -147,8 +147,8 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
             "trtllm-config is not valid JSON: Exceeds the limit",
         ),
         (
-            '{"watch": {"abort_grace_s": 1, "abort_grace_s": 2}}',
-            "trtllm-config is not valid JSON: duplicate key 'abort_grace_s'",
+            '{"watch": {"abort_timeout_s": 1, "abort_timeout_s": 2}}',
+            "trtllm-config is not valid JSON: duplicate key 'abort_timeout_s'",
         ),
         ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
         ('{"max_batch": 3}', "--trtllm-config.max_batch is unknown; did you mean max_batch_size?"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from penstock.tools import output_paths
 from penstock.tools.command_line import main
 
 
@@ -87,9 +90,9 @@ from penstock.tools.command_line import main
                 ("--fronts 0", "fronts"),
                 (
                     '--simulated-config {"zzz":3}',
-                    "--simulated-config.zzz is unknown; known are cost, faults, is_real_time,"
-                    " is_strict, kv_bytes_per_token, max_output_tokens, min_output_tokens,"
-                    " vocab_size\n",
+                    "--simulated-config.zzz is unknown; known are cost, faults, is_readable,"
+                    " is_real_time, is_strict, kv_bytes_per_token, max_output_tokens,"
+                    " min_output_tokens, vocab_size\n",
                 ),
                 ("--simulated-config {", "simulated-config"),
             )
@@ -116,7 +119,12 @@ def test_bad_usage_is_one_line(words: str, line: str, capsys: pytest.CaptureFixt
         ("models --address :1", "PENSTOCK_ADDRESS", ":1", "--address: must be HOST, HOST:PORT,"),
         ("top --once", "PENSTOCK_OPERATIONS", "a b", "PENSTOCK_OPERATIONS: must be HOST,"),
         ("top --once", "PENSTOCK_OPERATIONS_PORT", "0", "PENSTOCK_OPERATIONS_PORT: the port must"),
-        ("top --once", "PENSTOCK_PORT", "65535", "PENSTOCK_PORT: the port must be from 1 to 65535"),
+        ("top --once", "PENSTOCK_PORT", "65535", "PENSTOCK_PORT is 65535, and there is no next"),
+        ("top --once", "PENSTOCK_PORT", "65536", "PENSTOCK_PORT: the port must be from 1 to 65535"),
+        ("bench --rates 1", "PENSTOCK_PORT", "many", "PENSTOCK_PORT: the port must be from 1 to"),
+        ("bench --rates 1", "PENSTOCK_ADDRESS", "a b", "PENSTOCK_ADDRESS: must be HOST, HOST:"),
+        ("bench localhost,localhost --rates 1", "PENSTOCK_PORT", "1", "ADDRESS: localhost:50051"),
+        ("bench [1]:1 --rates 1", "PENSTOCK_PORT", "1", "ADDRESS: not an IPv6 address: "),
     ],
 )
 def test_an_invalid_address_is_reported_with_the_flag_or_the_variable_that_set_it(
@@ -131,6 +139,36 @@ def test_an_invalid_address_is_reported_with_the_flag_or_the_variable_that_set_i
 
     assert main(words.split()) == 2
     assert f"penstock {words.split()[0]}: {line}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "line"),
+    [
+        ("health --ca /none", {}, "--ca: /none cannot be read"),
+        ("health", {"CA": "/none"}, "PENSTOCK_CA: /none cannot be read"),
+        ("health", {"CA": "/dev/null"}, "PENSTOCK_CA: /dev/null contains no certificate in PEM"),
+        ("health --cert x", {}, "--cert requires --key"),
+        ("health", {"CERT": "x"}, "PENSTOCK_CERT requires --key"),
+        ("health", {"KEY": "x"}, "PENSTOCK_KEY requires --cert"),
+        ("models --server-name x", {}, "--server-name requires --tls or --ca"),
+        ("models", {"SERVER_NAME": "x"}, "PENSTOCK_SERVER_NAME requires --tls or --ca"),
+        ("models --token-file /none", {}, "--token-file: /none cannot be read"),
+        ("models", {"TOKEN_FILE": "/none"}, "PENSTOCK_TOKEN_FILE: /none cannot be read"),
+        ("models", {"TOKEN_FILE": "/dev/null"}, "PENSTOCK_TOKEN_FILE /dev/null: "),
+    ],
+)
+def test_an_invalid_connection_option_is_reported_with_the_flag_or_the_variable_that_set_it(
+    words: str,
+    variables: dict[str, str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", value)
+
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"penstock {words.split()[0]}: {line}")
 
 
 @pytest.mark.parametrize(
@@ -166,3 +204,24 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("penstock ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "simulate --trace /nowhere",
+        "plan --trace /nowhere --target-ttft-p99-s 1 --target-itl-p99-ms 9",
+        "bench 127.0.0.1:1 --rates 1",
+    ],
+)
+def test_a_report_without_matplotlib_names_the_extra(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output_paths, "find_spec", lambda name: None)
+
+    assert main([*command.split(), "--report", str(tmp_path)]) == 2
+
+    assert "--report requires matplotlib: pip install 'penstock[bench]'" in capsys.readouterr().err

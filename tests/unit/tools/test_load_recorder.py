@@ -73,7 +73,7 @@ def test_durations_count_from_when_a_request_was_due() -> None:
     served(recorder, 1.0, 3.5, 3.6, sent_s=3.0)
 
     assert recorder.ttft.max_s == pytest.approx(2.5)
-    assert recorder.e2e.max_s == pytest.approx(2.6)
+    assert recorder.total.max_s == pytest.approx(2.6)
     assert recorder.itl.max_s == pytest.approx(0.1)
     assert recorder.lateness.max_s == pytest.approx(2.0)
     assert recorder.queue.max_s == pytest.approx(0.25)
@@ -158,6 +158,10 @@ def test_processes_add_up() -> None:
     assert figures.num_due == 7
     assert (figures.num_completed, figures.num_failed) == (2, 3)
     assert (figures.num_dropped, figures.num_unfinished) == (1, 1)
+    unfinished = (
+        "1 requests were open when the run ended; total time, throughput and tokens/s exclude"
+    )
+    assert any(text.startswith(unfinished) for text in warnings_of(figures))
     assert [(error.status, error.reason, error.num) for error in figures.errors] == [
         ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 2),
         ("UNAVAILABLE", "", 1),

@@ -1,9 +1,10 @@
-"""Checks output paths of a command before its work starts, so that no result is lost.
+"""Checks the output paths of a command before its work starts, so that no result is lost.
 
 Does not create or write files.
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.server.cli.connection import UsageError
@@ -35,3 +36,12 @@ def check_output_folder(option: str, folder: Path | None) -> None:
         raise UsageError(f"{option}: {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(f"{option}: folder {existing} cannot be written: permission denied")
+
+
+def check_report_folder(folder: Path | None) -> None:
+    """Raise UsageError if no report can be written to `folder`, given by the flag --report. Do
+    nothing if `folder` is None.
+    """
+    check_output_folder("--report", folder)
+    if folder is not None and find_spec("matplotlib") is None:
+        raise UsageError("--report requires matplotlib: pip install 'penstock[bench]'")

@@ -62,7 +62,7 @@ class OwnService:
         self._serve_args = tuple(serve_args)
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._grace_args = (
+        self._drain_args = (
             () if drain_timeout_s is None else ("--drain-timeout-s", f"{drain_timeout_s:g}")
         )
         self._environment = environment
@@ -125,7 +125,7 @@ class OwnService:
         self._ready_line = asyncio.get_running_loop().create_future()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock.tools", "serve"),
-            *("--host", "127.0.0.1", "--port", "0", *self._grace_args),
+            *("--host", "127.0.0.1", "--port", "0", *self._drain_args),
             *("--operations-port", "off", "--metrics-port", "off"),
             *self._serve_args,
             stdin=asyncio.subprocess.DEVNULL,

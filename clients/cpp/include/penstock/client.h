@@ -16,14 +16,13 @@
 
 namespace penstock {
 
-// A client for one address. Threads may share it. Streams keep the parts that they need, and may
-// exist longer than the client.
+// A client for one address. Threads may share it. Streams may outlive the client.
 class Client {
  public:
   class Core;
 
   // `address` is HOST, HOST:PORT (the default port is 50051), [IPV6]:PORT or a gRPC target. Throws
-  // std::invalid_argument, which names the invalid option, or a file that cannot be read.
+  // std::invalid_argument, which names the invalid option or the file that cannot be read.
   explicit Client(const std::string& address, ClientOptions options = {});
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;
@@ -35,9 +34,9 @@ class Client {
   // Returns the complete result. Throws Error.
   v1::GenerateOnceResponse generate_once(const v1::GenerateRequest& request,
                                          const CallOptions& options = {});
-  // Continues the stream of a request from a point on, in this process or another. For `grace`
-  // after a lost connection, the stream reconnects by itself.
-  [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds grace,
+  // Continues the stream of a request from a point on, in this process or another. The stream
+  // reconnects by itself for up to `resume_timeout` after a lost connection.
+  [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds resume_timeout,
                               CallOptions options = {});
   // Cancels a request of the caller's tenant and returns its state before the cancellation. Throws
   // Error.

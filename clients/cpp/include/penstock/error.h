@@ -39,6 +39,7 @@ struct Failure {
   std::string request_id{};
 };
 
+// A failed call.
 class Error : public std::runtime_error {
  public:
   explicit Error(Failure failure);

@@ -26,11 +26,11 @@ inline v1::GenerateRequest token_request(std::span<const std::uint32_t> ids,
   return request;
 }
 
-// `turns` has role and content of each message, the oldest first.
+// `messages` has the role and the content of each message, the oldest first.
 inline v1::GenerateRequest chat_request(
-    std::initializer_list<std::pair<const char*, const char*>> turns, std::uint32_t max_tokens) {
+    std::initializer_list<std::pair<const char*, const char*>> messages, std::uint32_t max_tokens) {
   v1::GenerateRequest request;
-  for (const auto& [role, content] : turns) {
+  for (const auto& [role, content] : messages) {
     auto* message = request.mutable_chat_prompt()->add_messages();
     message->set_role(role);
     message->add_parts()->set_text(content);

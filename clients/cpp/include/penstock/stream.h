@@ -25,33 +25,33 @@ struct ResumePoint {
   std::vector<std::uint32_t> received_token_counts{};
 };
 
-// Is read as a range, `for (const auto& event : stream)`, or by next(). A stream that ends without
-// an exception is complete: `finished` is delivered only after the status OK.
+// A stream is read as a range, `for (const auto& event : stream)`, or by next(). A stream that ends
+// without an exception is complete: `finished` is delivered only after the status OK.
 //
 // One thread reads; any thread may call cancel(). The destructor of a stream that has not ended
 // cancels the request on the server, even if the request has a resume_timeout; detach() lets the
 // request continue.
 class Stream {
  public:
-  class Journey;
+  class Impl;
   class Iterator;
 
-  explicit Stream(std::unique_ptr<Journey> journey);
+  explicit Stream(std::unique_ptr<Impl> impl);
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;
   ~Stream();
 
   // Returns the next event; none after the last one. Throws Error and StreamBroken.
   [[nodiscard]] std::optional<v1::GenerateResponse> next();
-  // Returns whether next() would return immediately; waits up to `patience` for that. Retries
+  // Returns whether next() would return immediately; waits up to `timeout` for that. Retries
   // continue meanwhile.
-  [[nodiscard]] bool wait_for(std::chrono::nanoseconds patience);
+  [[nodiscard]] bool wait_for(std::chrono::nanoseconds timeout);
   // Returns the text of output 0 from here to the end.
   [[nodiscard]] std::string text();
 
   // Cancels the call. next() then throws Error with CANCELLED.
   void cancel() noexcept;
-  // Requests the server to end the request. The stream then ends without an error, with
+  // Ends the request on the server. The stream then ends without an error, with
   // FINISH_REASON_CANCELLED and the text so far. Call this on the thread that reads, after
   // `accepted`.
   void stop();
@@ -73,7 +73,7 @@ class Stream {
   std::default_sentinel_t end() { return {}; }
 
  private:
-  std::unique_ptr<Journey> journey_;
+  std::unique_ptr<Impl> impl_;
 };
 
 class Stream::Iterator {

@@ -13,7 +13,7 @@ import (
 
 const numLargeTokens = 100_000
 
-func streamInOrder(ctx context.Context, t *talk) error {
+func streamInOrder(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -29,7 +29,7 @@ func streamInOrder(ctx context.Context, t *talk) error {
 	return nil
 }
 
-func onceEqualsStream(ctx context.Context, t *talk) error {
+func onceEqualsStream(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func onceEqualsStream(ctx context.Context, t *talk) error {
 	return same(h.text.String(), text, "the text of the stream")
 }
 
-func tokenPrompt(ctx context.Context, t *talk) error {
+func tokenPrompt(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func tokenPrompt(ctx context.Context, t *talk) error {
 	return nil
 }
 
-func chat(ctx context.Context, t *talk) error {
+func chat(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func textPart(text string) *pb.ContentPart {
 	return &pb.ContentPart{Content: &pb.ContentPart_Text{Text: text}}
 }
 
-func utf8AcrossChunks(ctx context.Context, t *talk) error {
+func utf8AcrossChunks(ctx context.Context, t *scenarioInput) error {
 	const text = "naïve 日本語 🚀"
 	client, err := dial(t)
 	if err != nil {
@@ -129,7 +129,7 @@ func utf8AcrossChunks(ctx context.Context, t *talk) error {
 	return same(h.text.String(), once, "the text of the stream")
 }
 
-func largePrompt(ctx context.Context, t *talk) error {
+func largePrompt(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func largePrompt(ctx context.Context, t *talk) error {
 	return nil
 }
 
-func traceMetadata(ctx context.Context, t *talk) error {
+func traceMetadata(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err

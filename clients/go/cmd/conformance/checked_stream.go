@@ -51,7 +51,7 @@ func named(request *pb.GenerateRequest, id string) *pb.GenerateRequest {
 }
 
 // dial returns a client without retries.
-func dial(t *talk) (*penstock.Client, error) {
+func dial(t *scenarioInput) (*penstock.Client, error) {
 	return penstock.Dial(t.address, penstock.WithRetry(penstock.NoRetry()))
 }
 

@@ -32,17 +32,17 @@ func writeLine(l line) {
 	fmt.Println(string(text))
 }
 
-// talk is passed to each scenario.
-type talk struct {
+// scenarioInput is passed to each scenario.
+type scenarioInput struct {
 	address string
 	name    string
 	lines   <-chan string
 }
 
-func (t *talk) ready() { writeLine(line{Scenario: t.name, Event: "ready"}) }
+func (t *scenarioInput) ready() { writeLine(line{Scenario: t.name, Event: "ready"}) }
 
 // untilGo reports to the driver that the scenario is ready, and waits for the command to continue.
-func (t *talk) untilGo(ctx context.Context) error {
+func (t *scenarioInput) untilGo(ctx context.Context) error {
 	t.ready()
 	select {
 	case word := <-t.lines:
@@ -55,7 +55,7 @@ func (t *talk) untilGo(ctx context.Context) error {
 	}
 }
 
-type scenario func(ctx context.Context, t *talk) error
+type scenario func(ctx context.Context, t *scenarioInput) error
 
 func scenarios() map[string]scenario {
 	return map[string]scenario{
@@ -82,7 +82,7 @@ func scenarios() map[string]scenario {
 	}
 }
 
-func outcome(t *talk) line {
+func outcome(t *scenarioInput) line {
 	run, ok := scenarios()[t.name]
 	if !ok {
 		return line{Scenario: t.name, Outcome: "failed", Why: "no such scenario"}
@@ -124,7 +124,7 @@ func main() {
 		if moved := strings.TrimPrefix(word, "address "); moved != word {
 			*address = strings.TrimSpace(moved)
 		} else if word != "" {
-			writeLine(outcome(&talk{address: *address, name: word, lines: lines}))
+			writeLine(outcome(&scenarioInput{address: *address, name: word, lines: lines}))
 		}
 	}
 }

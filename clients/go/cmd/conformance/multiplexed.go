@@ -8,7 +8,7 @@ import (
 	pb "penstock/v1"
 )
 
-func multiplex(ctx context.Context, t *talk) error {
+func multiplex(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err

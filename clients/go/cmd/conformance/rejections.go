@@ -12,7 +12,7 @@ import (
 	pb "penstock/v1"
 )
 
-func invalidField(ctx context.Context, t *talk) error {
+func invalidField(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func rejectedTemperature(h *checkedStream) error {
 	return fmt.Errorf("the violations are %v", failed.FieldViolations)
 }
 
-func unknownModel(ctx context.Context, t *talk) error {
+func unknownModel(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func unknownModel(ctx context.Context, t *talk) error {
 	return err
 }
 
-func unimplementedFeature(ctx context.Context, t *talk) error {
+func unimplementedFeature(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func unimplementedFeature(ctx context.Context, t *talk) error {
 	return same(failed.Metadata["feature"], "json_schema", "the feature named")
 }
 
-func duplicateRequestID(ctx context.Context, t *talk) error {
+func duplicateRequestID(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func cancelAll(ctx context.Context, all []*checkedStream) error {
 	return nil
 }
 
-func queueFull(ctx context.Context, t *talk) error {
+func queueFull(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -145,7 +145,7 @@ func queueFull(ctx context.Context, t *talk) error {
 	return cancelAll(ctx, blockers)
 }
 
-func retryAfterRejection(ctx context.Context, t *talk) error {
+func retryAfterRejection(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -158,16 +158,16 @@ func retryAfterRejection(ctx context.Context, t *talk) error {
 	}
 	policy := penstock.DefaultRetry()
 	policy.MaxAttempts = 10
-	patient, err := penstock.Dial(t.address, penstock.WithRetry(policy))
+	retrying, err := penstock.Dial(t.address, penstock.WithRetry(policy))
 	if err != nil {
 		return err
 	}
-	defer patient.Close()
+	defer retrying.Close()
 	rejected := checkStream(client.Generate(ctx, greedy(12)))
 	if _, err := rejected.failure(codes.ResourceExhausted, "QUEUE_FULL"); err != nil {
 		return err
 	}
-	stream := patient.Generate(ctx, greedy(12))
+	stream := retrying.Generate(ctx, greedy(12))
 	// Any response to the first attempt means that it was rejected because of the full queue.
 	_, _ = stream.Header()
 	served := make(chan error, 1)
@@ -178,7 +178,7 @@ func retryAfterRejection(ctx context.Context, t *talk) error {
 	return <-served
 }
 
-func deadline(ctx context.Context, t *talk) error {
+func deadline(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err

@@ -313,7 +313,7 @@ class WatchSettings:
         above=0,
         at_most=_MAX_WAIT_S,
     )
-    abort_grace_s: float = setting(
+    abort_timeout_s: float = setting(
         10.0,
         text="maximum wait for the last response of an aborted request, seconds; it never arrives"
         " if the request was still in the engine's queue",

@@ -112,7 +112,7 @@ class EngineHandle:
             responses=self._responses,
             make_arguments=lambda submitted: mapping.arguments(submitted.spec, submitted.tokens),
             request_error=package.request_error,
-            abort_grace_s=self._watch.abort_grace_s,
+            abort_timeout_s=self._watch.abort_timeout_s,
             on_submit=poller.on_submit,
             constraint_fault=(
                 None if self._checker is None else ConstraintCheck(self._checker.fault).fault

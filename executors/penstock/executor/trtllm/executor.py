@@ -71,7 +71,7 @@ class TrtllmExecutor:
     @property
     def num_unconfirmed_aborts(self) -> int:
         """Number of aborted requests whose final response did not arrive within
-        `watch.abort_grace_s`.
+        `watch.abort_timeout_s`.
         """
         return self._engine.streams.num_unconfirmed_aborts
 

@@ -45,7 +45,7 @@ class _OutputStream:
     task: "asyncio.Task[None] | None" = None
     is_aborted: bool = False
     has_responded: bool = False
-    grace: asyncio.TimerHandle | None = None
+    abort_timer: asyncio.TimerHandle | None = None
 
     def abort(self) -> None:
         """Abort the request in the engine, if it was submitted and has not finished; later calls do
@@ -63,8 +63,8 @@ class Streams:
 
     `make_arguments` returns the arguments of `generate_async`, or raises ValueError.
     `constraint_fault` returns why a constraint must not be submitted; None: no check.
-    `request_error`: the engine's exception class for a failed request. `abort_grace_s`: how long to
-    wait for the last response of an aborted request, seconds. `on_submit` is called after each
+    `request_error`: the engine's exception class for a failed request. `abort_timeout_s`: how long
+    to wait for the last response of an aborted request, seconds. `on_submit` is called after each
     submission. `num_unconfirmed_aborts`: number of aborted requests whose last response did not
     arrive in that time.
     """
@@ -74,7 +74,7 @@ class Streams:
     responses: ResponseQueue
     make_arguments: MakeArguments
     request_error: type[Exception]
-    abort_grace_s: float
+    abort_timeout_s: float
     on_submit: Callable[[], None]
     constraint_fault: ConstraintFault | None = None
     num_unconfirmed_aborts: int = 0
@@ -160,7 +160,9 @@ class Streams:
             if stream.task is not None:
                 stream.task.cancel()
         else:
-            stream.grace = self.loop.call_later(self.abort_grace_s, self._on_abort_timeout, stream)
+            stream.abort_timer = self.loop.call_later(
+                self.abort_timeout_s, self._on_abort_timeout, stream
+            )
 
     def _on_abort_timeout(self, stream: _OutputStream) -> None:
         # The request was most likely in the engine's queue, where an abort gets no response.
@@ -211,8 +213,8 @@ class Streams:
             else:
                 self.responses.fail(error)
         finally:
-            if stream.grace is not None:
-                stream.grace.cancel()
+            if stream.abort_timer is not None:
+                stream.abort_timer.cancel()
             del self._streams[submitted]
             self._put(last)
 

@@ -109,7 +109,7 @@ class ReplicaService:
     def drain(self, timeout_s: float) -> None:
         """Send SIGTERM to the service and wait for its end; kill it after `timeout_s` seconds.
 
-        Running requests may continue for the grace period of the service.
+        Running requests may continue for the drain timeout of the service.
         """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)

@@ -15,7 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT, OPERATIONS_OFFSET
+from penstock.conventions import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    MAX_PORT,
+    NO_CREDENTIALS,
+    OPERATIONS_OFFSET,
+)
 from penstock.server.cli.command import ExitCode
 from penstock.server.settings.table import variable_of
 
@@ -39,7 +45,7 @@ class UsageError(Exception):
 def default_address(environment: Mapping[str, str]) -> str:
     """Return PENSTOCK_ADDRESS; if unset, this host with the port in PENSTOCK_PORT, or with the
     default port if that is unset too."""
-    return _default_address(environment)[0]
+    return default_address_source(environment)[0]
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
@@ -48,7 +54,7 @@ def default_operations_address(environment: Mapping[str, str]) -> str:
     return _default_operations_address(environment)[0]
 
 
-def _default_address(environment: Mapping[str, str]) -> tuple[str, str]:
+def default_address_source(environment: Mapping[str, str]) -> tuple[str, str]:
     """Return the default address and the name of the variable that sets it."""
     if ADDRESS_VARIABLE in environment:
         return environment[ADDRESS_VARIABLE], ADDRESS_VARIABLE
@@ -96,7 +102,7 @@ def add_operations_option(parser: argparse.ArgumentParser) -> None:
 
 def add_address_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--address`. Its default is `default_address`."""
-    address, variable = _default_address(os.environ)
+    address, variable = default_address_source(os.environ)
     parser.add_argument(
         "--address",
         metavar="HOST[:PORT]",
@@ -126,15 +132,21 @@ class _AddressFlag(argparse.Action):
 
 def connection_error(args: argparse.Namespace, error: Exception) -> UsageError:
     """Return the UsageError for an error of a client's constructor. If the address is invalid, it
-    names the flag or the variable that set the address."""
+    names the argument or the variable that set the address."""
     line = str(error)
     if not line.startswith("address:"):
         return UsageError(line)
     source: str = args.address_source
-    if source in (_PORT_VARIABLE, _OPERATIONS_PORT_VARIABLE):
-        port = args.address.removeprefix(f"{DEFAULT_HOST}:")
-        return UsageError(f"{source}: the port must be from 1 to {MAX_PORT}, not {port!r}")
-    return UsageError(source + line.removeprefix("address"))
+    if source not in (_PORT_VARIABLE, _OPERATIONS_PORT_VARIABLE):
+        return UsageError(source + line.removeprefix("address"))
+    port = os.environ[source]
+    if _is_number(port) and int(port) == MAX_PORT:
+        # The port itself is valid; the command connects to the one after it.
+        return UsageError(
+            f"{source} is {port}, and there is no next port for operations: set --address or"
+            f" {_OPERATIONS_PORT_VARIABLE}"
+        )
+    return UsageError(f"{source}: the port must be from 1 to {MAX_PORT}, not {port!r}")
 
 
 def seconds(text: str) -> float:
@@ -217,8 +229,10 @@ def as_typed(value: str) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """Return the error in one line, with flags instead of the fields that they set."""
-    return with_flags(str(error).replace("\n", " "))
+    """Return the error in one line, with flags instead of the fields that they set. If the call had
+    no credentials, the line also names the flag that sets them."""
+    line = with_flags(str(error).replace("\n", " "))
+    return f"{line}; set --token-file" if error.message == NO_CREDENTIALS else line
 
 
 def with_flags(line: str) -> str:

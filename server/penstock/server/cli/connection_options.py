@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.client import Client, PenstockError, SyncClient
     from penstock.client.call_settings import Pairs
+    from penstock.server.settings.sources import Sources
 
 _GROUP: Final = "connection"
 _LONG_WAIT_S = 3.0
@@ -77,12 +78,16 @@ def reject_connection_options(args: argparse.Namespace, reason: str) -> None:
 def read_connection_options(args: argparse.Namespace) -> ConnectionOptions:
     """Return the connection options that flags or environment variables set; an empty variable sets
     no file or name. Raises UsageError if the variable of `--tls` is neither on nor off."""
+    return _sources(args).build(ConnectionOptions, {})
+
+
+def _sources(args: argparse.Namespace) -> "Sources":
     from penstock.server.settings.sources import BadSetting, gather
 
     texts = {item.variable for item in _SETTINGS if item.kind is not bool}
     environment = {name: text for name, text in os.environ.items() if text or name not in texts}
     try:
-        return gather(_SETTINGS, vars(args), environment).build(ConnectionOptions, {})
+        return gather(_SETTINGS, vars(args), environment)
     except BadSetting as error:
         raise UsageError(str(error)) from None
 
@@ -95,7 +100,8 @@ def client_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     options = sender_options(args)
     tls, token_file = options["tls"], options["token_file"]
-    token = None if token_file is None else _token_reader(token_file)
+    spelling = _sources(args).spell("token_file")
+    token = None if token_file is None else _token_reader(spelling, token_file)
     return {"tls": False if tls is None else tls, "token": token}
 
 
@@ -104,21 +110,22 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
     `client_options` does."""
     from penstock.client import TlsConfig
 
-    options = read_connection_options(args)
+    sources = _sources(args)
+    options = sources.build(ConnectionOptions, {})
     files = {"ca": options.ca, "cert": options.cert, "key": options.key}
     is_tls = options.tls or any(files.values())
     if options.server_name is not None and not is_tls:
-        raise UsageError("--server-name requires --tls or --ca")
+        raise UsageError(f"{sources.spell('server_name')} requires --tls or --ca")
     try:
         tls = TlsConfig(**files) if is_tls else None
     except ValueError:
         given, lacking = ("cert", "key") if options.key is None else ("key", "cert")
-        raise UsageError(f"--{given} requires --{lacking}") from None
+        raise UsageError(f"{sources.spell(given)} requires --{lacking}") from None
     for name, path in files.items():
         if path is not None:
-            _check_pem(name, path)
+            _check_pem(sources.spell(name), path, is_key=name == "key")
     if options.token_file is not None:
-        _token_reader(options.token_file)
+        _token_reader(sources.spell("token_file"), options.token_file)
     return {"tls": tls, "server_name": options.server_name, "token_file": options.token_file}
 
 
@@ -187,20 +194,20 @@ def bare_channel(
     return opened
 
 
-def _check_pem(name: str, path: Path) -> None:
+def _check_pem(spelling: str, path: Path, *, is_key: bool) -> None:
     """Raise UsageError if a file is unreadable or is not the expected PEM file. gRPC would only
     report a failed connection."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"--{name}: {path} cannot be read: {error.strerror}") from None
-    what = b"PRIVATE KEY-----" if name == "key" else b"-----BEGIN CERTIFICATE-----"
+        raise UsageError(f"{spelling}: {path} cannot be read: {error.strerror}") from None
+    what = b"PRIVATE KEY-----" if is_key else b"-----BEGIN CERTIFICATE-----"
     if what not in data:
-        wanted = "private key" if name == "key" else "certificate"
-        raise UsageError(f"--{name}: {path} contains no {wanted} in PEM form")
+        wanted = "private key" if is_key else "certificate"
+        raise UsageError(f"{spelling}: {path} contains no {wanted} in PEM form")
 
 
-def _token_reader(path: Path) -> Callable[[], str]:
+def _token_reader(spelling: str, path: Path) -> Callable[[], str]:
     from penstock.client.credentials import token_from
 
     reader = token_from(path)
@@ -209,9 +216,9 @@ def _token_reader(path: Path) -> Callable[[], str]:
         try:
             return reader()
         except OSError as error:
-            raise UsageError(f"--token-file: {path} cannot be read: {error.strerror}") from None
+            raise UsageError(f"{spelling}: {path} cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise UsageError(f"--token-file {path}: {error}") from None
+            raise UsageError(f"{spelling} {path}: {error}") from None
 
     read()
     return read

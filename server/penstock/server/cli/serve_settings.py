@@ -180,10 +180,13 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
         _check_threads(NUM_THREADS_VARIABLE, num_threads_of(sources.environment) or 1)
     if kind is not ExecutorKind.SIMULATED:
         sources.reject(["simulated_config"], f"has no effect with the {kind} executor")
-    elif "simulated_config" not in sources:
-        # Simulated steps take real time, so that the latencies of the service are realistic.
-        derived["executor.simulated"] = SimulatedConfig(is_real_time=True)
+    else:
+        sources.reject(["cpu_kernels"], f"has no effect with the {kind} executor")
+        if "simulated_config" not in sources:
+            # Simulated steps take real time, so that the latencies of the service are realistic.
+            derived["executor.simulated"] = SimulatedConfig(is_real_time=True)
     if kind is ExecutorKind.TORCH and device.startswith("cuda"):
+        sources.reject(["cpu_kernels"], f"has no effect with the device {device}")
         usual = device_defaults(device)
         if num_seqs is None:
             num_seqs = usual.max_num_seqs if budget is None else min(usual.max_num_seqs, budget)

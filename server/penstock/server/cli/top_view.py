@@ -150,7 +150,7 @@ def _latency_table(state: TopState, model: "ModelStats", width: int) -> Table:
         "ITL": f"tokens/s {count(model.decode_tokens_per_s):>8}"
         f" {sparkline(state.tokens_per_s, max_width)}",
     }
-    rows = {"TTFT": model.ttft, "ITL": model.itl, "queue": model.queue, "total": model.e2e}
+    rows = {"TTFT": model.ttft, "ITL": model.itl, "queue": model.queue, "total": model.total}
     for name, values in rows.items():
         table.add_row(name, *_percentiles(values), Text(sparklines.get(name, ""), style="cyan"))
     return table

@@ -400,7 +400,7 @@ class KeptStreams:
     def _mark_unread(self, stream: KeptStream) -> None:
         """Record that the stream has no reader. Its resume timeout starts now."""
         stream.is_read = False
-        stream.expires_s = self._clock() + stream.resume_spec.grace_s
+        stream.expires_s = self._clock() + stream.resume_spec.resume_timeout_s
         self._unmark_unread(stream)
         self._unread[stream.tenant][stream] = None
         self._num_unread += 1

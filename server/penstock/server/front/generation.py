@@ -148,13 +148,13 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """Settings of a resumable request. After the reader of its stream has disconnected, the request
-    continues for up to `grace_s` seconds.
+    continues for up to `resume_timeout_s` seconds.
 
     `message` is the serialised request message from the client. Any front (gRPC server process) can
     recreate the request from `message`. It contains the prompt, so it must not be logged.
     """
 
-    grace_s: float
+    resume_timeout_s: float
     message: bytes = field(repr=False)
 
 

@@ -67,7 +67,7 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
             seed=first.sampling.seed,
             arrival_s=request.arrival_s,
             deadline_s=first.deadline_s,
-            grace_s=resumption.grace_s,
+            resume_timeout_s=resumption.resume_timeout_s,
             message=resumption.message,
         ),
         keys=tuple(output.key for output in request.outputs),

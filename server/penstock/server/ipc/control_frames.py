@@ -15,13 +15,13 @@ class Launch(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):
-    """The supervisor's command to drain and stop. `grace_s` is the grace period in seconds; None
+    """The supervisor's command to drain and stop. `drain_timeout_s`, in seconds; None:
     means the configured one.
 
     `is_hand_over` is True if a successor is already serving.
     """
 
-    grace_s: float | None = None
+    drain_timeout_s: float | None = None
     is_hand_over: bool = False
 
 
@@ -48,7 +48,7 @@ class StopReceived(TaggedFrame, frozen=True, kw_only=True):
 
 class Drain(TaggedFrame, frozen=True, kw_only=True):
     """An operator's command to drain the service within `timeout_s` seconds; None means the
-    configured grace period."""
+    configured drain timeout."""
 
     timeout_s: float | None
 

@@ -67,7 +67,7 @@ class ResumeSpec:
         seed: The seed of the first output.
         deadline_s: The earliest deadline of the request, in seconds on the engine's clock, as
             `arrival_s` is.
-        grace_s: Seconds for which the request continues without a reader.
+        resume_timeout_s: Seconds for which the request continues without a reader.
         message: The request message from the client, serialised.
     """
 
@@ -75,7 +75,7 @@ class ResumeSpec:
     seed: int
     arrival_s: float
     deadline_s: float
-    grace_s: float
+    resume_timeout_s: float
     message: bytes = field(repr=False)
 
 

@@ -105,23 +105,22 @@ class Exporter:
         observer."""
         self._connection.start()
 
-    def offer(self, payload: bytes) -> bool:
-        """Queue one encoded record and return True. If there is no observer or if the buffer is
-        full, drop and count the record and return False."""
+    def offer(self, payload: bytes) -> None:
+        """Queue one encoded record. If there is no observer or if the buffer is full, drop and
+        count the record."""
         if self._is_absent:
             self.dropped[NO_OBSERVER] += 1
-            return False
+            return
         num_bytes = self._num_bytes + len(payload)
         if num_bytes > self._max_bytes or len(self._records) >= self._max_records:
             self.dropped[FULL] += 1
-            return False
+            return
         self._records.append(payload)
         self._num_bytes = num_bytes
         if num_bytes >= _FLUSH_BYTES:
             self._flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._on_timer)
-        return True
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Send the state of this front. A newer heartbeat replaces an unsent one."""

@@ -178,7 +178,7 @@ class RequestRecorder:
     number of records that could not be created.
     """
 
-    def __init__(self, offer: Callable[[bytes], object] | None = None) -> None:
+    def __init__(self, offer: Callable[[bytes], None] | None = None) -> None:
         self._offer = offer
         self._outcomes: dict[tuple[str, int, str, str], int] = {}
         self.num_records = 0

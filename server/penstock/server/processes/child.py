@@ -153,13 +153,13 @@ class Child:
         died."""
         self._connection.abort()
 
-    def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Send the command to stop within `grace_s` seconds, or within the configured grace period
-        if None. Does nothing after the child has ended.
+    def stop(self, drain_timeout_s: float | None = None, *, is_hand_over: bool = False) -> None:
+        """Send the command to stop within `drain_timeout_s` seconds, or within the
+        configured time if None. Does nothing after the child has ended.
 
         `is_hand_over` is True if a successor is already serving.
         """
-        self._send(Stop(grace_s=grace_s, is_hand_over=is_hand_over))
+        self._send(Stop(drain_timeout_s=drain_timeout_s, is_hand_over=is_hand_over))
 
     def send_engine_lost(self) -> None:
         """Notify the child that no engine will be started again. Does nothing after the child has

@@ -106,8 +106,8 @@ class ChildControl:
         self._stop: Callable[[], object] | None = None
         self._on_engine_lost: Callable[[], object] | None = None
         self._before_exit: Callable[[], object] | None = None
-        self.stop_grace_s: float | None = None
-        """The grace period in the command to stop, in seconds; None for the configured one."""
+        self.drain_timeout_s: float | None = None
+        """The drain timeout in the command to stop, in seconds; None for the configured one."""
         self.is_hand_over = False
         """True if a successor has taken over from this process, which is stopping."""
         # SIGUSR1 makes the supervisor write the flight record, and SIGUSR2 makes it do a rolling
@@ -197,8 +197,8 @@ class ChildControl:
                 if self._on_engine_lost is not None:
                     self._on_engine_lost()
             case Stop():
-                if frame.grace_s is not None:
-                    self.stop_grace_s = frame.grace_s
+                if frame.drain_timeout_s is not None:
+                    self.drain_timeout_s = frame.drain_timeout_s
                 self.is_hand_over = frame.is_hand_over
                 if self._stop is None:
                     os._exit(EXIT_OK)

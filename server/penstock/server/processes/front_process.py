@@ -101,9 +101,10 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     await stop.wait()
     ready.cancel()
     keeping.cancel()
-    grace_s = control.stop_grace_s
+    drain_timeout_s = control.drain_timeout_s
     await server.drain(
-        config.drain_timeout_s if grace_s is None else grace_s, is_hand_over=control.is_hand_over
+        config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s,
+        is_hand_over=control.is_hand_over,
     )
     if reporter is not None:
         await reporter.close()

@@ -85,7 +85,7 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
     gc.set_threshold(*_GC_THRESHOLDS)
     control.report_ready(**ports)
     await stop.wait()
-    limit_s = control.stop_grace_s
+    limit_s = control.drain_timeout_s
     await observer.stop(_END_S if limit_s is None else limit_s)
     return EXIT_OK
 

@@ -21,7 +21,7 @@ from penstock.server.processes.child import Child
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 1.0
+STOP_TIMEOUT_S = 1.0
 """Time from SIGTERM to SIGKILL in seconds, for all orphans together.
 
 Processes that the engine starts ignore SIGTERM, like the engine does. In this time they can detect
@@ -115,7 +115,7 @@ class Orphans:
                     _listed(left),
                 )
                 return
-            number = signal.SIGTERM if passed_s < GRACE_S else signal.SIGKILL
+            number = signal.SIGTERM if passed_s < STOP_TIMEOUT_S else signal.SIGKILL
             for entry in left:
                 if (_key(entry), number) not in details:
                     details.add((_key(entry), number))

@@ -16,8 +16,8 @@ from penstock.server.processes.service_processes import ServiceProcesses
 
 logger = logging.getLogger(__name__)
 
-_AFTER_GRACE_S = 4.0
-"""Time for a front, after the grace period, to reject the last calls and to write the last
+_AFTER_DRAIN_S = 4.0
+"""Time for a front, after the drain timeout, to reject the last calls and to write the last
 messages, in seconds."""
 
 
@@ -25,8 +25,8 @@ class RollingRestart:
     """Restarts the fronts and the engine of one service. `fronts` is the supervisor's list of
     fronts; each entry is replaced by its successor.
 
-    `grace_s` returns the grace period of a front, in seconds. The engine is restarted only if
-    `can_replay`.
+    `drain_timeout_s` returns the time for each front's drain, in seconds. The engine is restarted
+    only if `can_replay`.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class RollingRestart:
         engine: EngineSupervision,
         fronts: list[FrontSupervision],
         *,
-        grace_s: Callable[[], float],
+        drain_timeout_s: Callable[[], float],
         can_replay: bool,
     ) -> None:
         self._processes = processes
         self._engine = engine
         self._fronts = fronts
-        self._grace_s = grace_s
+        self._drain_timeout_s = drain_timeout_s
         self._can_replay = can_replay
 
     async def run(self) -> None:
@@ -84,9 +84,9 @@ class RollingRestart:
     async def _retire(self, old: FrontSupervision) -> None:
         task = self._processes.task_of(old.process)
         self._processes.expect_exit(old.process)
-        grace_s = self._grace_s()
-        old.process.retire(grace_s, is_hand_over=True)
-        _, late = await asyncio.wait([task], timeout=grace_s + _AFTER_GRACE_S)
+        drain_timeout_s = self._drain_timeout_s()
+        old.process.retire(drain_timeout_s, is_hand_over=True)
+        _, late = await asyncio.wait([task], timeout=drain_timeout_s + _AFTER_DRAIN_S)
         if late:
             logger.warning("rolling restart: the old %s did not end in time", old.process.name)
             old.process.kill()

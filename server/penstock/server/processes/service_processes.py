@@ -15,20 +15,20 @@ from penstock.server.processes.exit_codes import EXIT_OK
 from penstock.server.processes.supervised_process import SupervisedProcess
 
 logger = logging.getLogger(__name__)
-AFTER_GRACE_S = 1.4
-"""Time for fronts to write their last messages after the grace period, in seconds."""
+AFTER_DRAIN_S = 1.4
+"""Time for fronts to write their last messages after the drain timeout, in seconds."""
 _ENGINE_EXIT_S = 0.4
 """Minimum time for the engine to exit after the fronts, in seconds; its executor may request
 more."""
 _OBSERVER_EXIT_S = 3.8
 """Time for an observer to exit after all other processes, in seconds."""
 _OBSERVER_STOP_S = 0.5
-"""Time after the grace period, in seconds, when an observer receives the command to stop even if
+"""Time after the drain timeout, in seconds, when an observer receives the command to stop even if
 other processes still run. The observer must send its data in time, and processes that still run
 then are hung and report nothing more."""
 _LAST_EXIT_S = 3.7
-"""Time after the grace period when the observer is killed, in seconds, so that shutdown ends within
-four seconds, also on a busy machine, where exporting the last spans takes longer."""
+"""Time after the drain timeout when the observer is killed, in seconds, so that shutdown ends
+within four seconds, also on a busy machine, where exporting the last spans takes longer."""
 ObserverTasks = Mapping[SupervisedProcess, "asyncio.Task[int]"]
 
 
@@ -129,10 +129,11 @@ async def drain_in_order(
     engine: SupervisedProcess,
     observers: ObserverTasks,
     *,
-    grace_s: float,
+    drain_timeout_s: float,
     engine_exit_s: float,
 ) -> None:
-    """Stop all processes: the fronts within `grace_s` seconds, then the engine, then the observers.
+    """Stop all processes: the fronts within `drain_timeout_s` seconds, then the engine, then the
+    observers.
 
     Returns when all have ended, or after the time limits even if some have not. `observers` has the
     observers and the tasks that keep them alive. `engine_exit_s` is the time that the executor may
@@ -143,11 +144,11 @@ async def drain_in_order(
     for front in fronts:
         if is_lost:
             front.send_engine_lost()
-        front.retire(grace_s)
-    grace_end_s = time.monotonic() + grace_s
+        front.retire(drain_timeout_s)
+    drain_end_s = time.monotonic() + drain_timeout_s
     await asyncio.gather(
-        _end_engine(processes, engine, fronts, grace_end_s + AFTER_GRACE_S, engine_exit_s),
-        _end_observers(observers, processes.tasks, grace_end_s),
+        _end_engine(processes, engine, fronts, drain_end_s + AFTER_DRAIN_S, engine_exit_s),
+        _end_observers(observers, processes.tasks, drain_end_s),
     )
 
 
@@ -181,14 +182,14 @@ async def _end_engine(
 
 
 async def _end_observers(
-    observers: ObserverTasks, tasks: Iterable["asyncio.Task[int]"], grace_end_s: float
+    observers: ObserverTasks, tasks: Iterable["asyncio.Task[int]"], drain_end_s: float
 ) -> None:
     """Stop the observers after all other processes, at the latest `_OBSERVER_STOP_S` seconds after
-    `grace_end_s`, the end of the grace period on the monotonic clock."""
-    stop_at_s = grace_end_s + _OBSERVER_STOP_S
+    `drain_end_s`, the end of the fronts' drain timeout on the monotonic clock."""
+    stop_at_s = drain_end_s + _OBSERVER_STOP_S
     await asyncio.wait(tasks, timeout=max(0.0, stop_at_s - time.monotonic()))
     for process, task in observers.items():
-        left_s = grace_end_s + _LAST_EXIT_S - time.monotonic()
+        left_s = drain_end_s + _LAST_EXIT_S - time.monotonic()
         limit_s = max(0.0, min(_OBSERVER_EXIT_S, left_s))
         process.retire(limit_s)
         _, late = await asyncio.wait([task], timeout=limit_s)

@@ -94,7 +94,7 @@ class Supervisor:
         self._forced_by = 0
         self._is_ready = False
         self._orphans = Orphans()
-        self._grace_s: float | None = None
+        self._requested_drain_timeout_s: float | None = None
         self._flight = FlightMemory(config.observer.flight)
         self._dumps: set[asyncio.Task[None]] = set()
         self._rolling_restart: asyncio.Task[None] | None = None
@@ -226,7 +226,7 @@ class Supervisor:
                 processes,
                 self._engine.process,
                 observers,
-                grace_s=self._current_grace_s,
+                drain_timeout_s=self._current_drain_timeout_s,
                 engine_exit_s=self._config.executor.max_exit_s,
             )
         )
@@ -246,8 +246,9 @@ class Supervisor:
         return EXIT_GAVE_UP if bad else EXIT_OK
 
     @property
-    def _current_grace_s(self) -> float:
-        return self._config.drain_timeout_s if self._grace_s is None else self._grace_s
+    def _current_drain_timeout_s(self) -> float:
+        requested_s = self._requested_drain_timeout_s
+        return self._config.drain_timeout_s if requested_s is None else requested_s
 
     def _check_fronts(self, limit_s: float) -> None:
         for front in self._fronts:
@@ -317,7 +318,7 @@ class Supervisor:
                 self._processes,
                 self._engine,
                 self._fronts,
-                grace_s=lambda: self._current_grace_s,
+                drain_timeout_s=lambda: self._current_drain_timeout_s,
                 can_replay=self._config.front.max_replays > 0,
             )
             self._rolling_restart = asyncio.get_running_loop().create_task(
@@ -346,8 +347,8 @@ class Supervisor:
         if self._stop.is_set():
             return  # The service already drains, within the time of the first request.
         if timeout_s is not None and timeout_s >= 0 and math.isfinite(timeout_s):
-            self._grace_s = timeout_s
-        logger.info("an operator: draining, at most %g s", self._current_grace_s)
+            self._requested_drain_timeout_s = timeout_s
+        logger.info("an operator: draining, at most %g s", self._current_drain_timeout_s)
         self._stop.set()
 
     def _announce_ready(self) -> None:

@@ -14,10 +14,15 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from penstock.conventions import NO_CREDENTIALS
 from penstock.server.front.errors import ErrorReason, RequestError, invalid_field, request_error
 from penstock.server.rpc import service_names
 from penstock.server.rpc.handlers import Context
-from penstock.server.security.authenticator import InvalidCredentials, TenantNotListed
+from penstock.server.security.authenticator import (
+    InvalidCredentials,
+    MissingCredentials,
+    TenantNotListed,
+)
 from penstock.server.security.rights import ANONYMOUS, Caller, Right
 from penstock.server.security.security import Security
 from penstock.server.tenants import NO_TENANT, tenant_fault
@@ -107,7 +112,8 @@ class AccessControl:
             caller = self._identify(context)
         except InvalidCredentials as error:
             logger.info("caller rejected: %s (%s)", error, context.peer())
-            raise request_error(ErrorReason.UNAUTHENTICATED) from None
+            message = NO_CREDENTIALS if isinstance(error, MissingCredentials) else ""
+            raise request_error(ErrorReason.UNAUTHENTICATED, message) from None
         except TenantNotListed as error:
             logger.info("caller rejected: %s (%s)", error, context.peer())
             raise request_error(ErrorReason.PERMISSION_DENIED) from None

@@ -123,7 +123,7 @@ def _model_stats_of(model: ModelSnapshot, snapshot: Snapshot) -> pb.ModelStats:
         ttft=_percentiles_of(model.ttft),
         itl=_percentiles_of(model.itl),
         queue=_percentiles_of(model.queue),
-        total=_percentiles_of(model.e2e),
+        total=_percentiles_of(model.total),
         wait_reason=wait_reason_of(model.waits_for),
         engine_epoch=model.epoch,
     )

@@ -78,7 +78,7 @@ def server_options(
             "grpc.http2.min_ping_interval_without_data_ms",
             _ms(keepalive.min_client_ping_interval_s),
         ),
-        # The grace period exceeds the longest generation; longer calls are ended.
+        # max_connection_age_grace_ms exceeds the longest generation; longer calls are ended.
         ("grpc.max_connection_age_ms", _ms(keepalive.max_connection_age_s)),
         ("grpc.max_connection_age_grace_ms", _ms(keepalive.max_connection_age_grace_s)),
         # This limits the memory and descriptors of connections. Connections without calls end by

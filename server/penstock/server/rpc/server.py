@@ -183,10 +183,11 @@ class FrontServer:
         self.front.on_lost()
         self.on_engine_change()
 
-    async def drain(self, grace_s: float, *, is_hand_over: bool = False) -> None:
-        """Accept no new requests, let live requests finish for `grace_s` seconds, then stop.
+    async def drain(self, drain_timeout_s: float, *, is_hand_over: bool = False) -> None:
+        """Accept no new requests, let live requests finish for `drain_timeout_s` seconds, then
+        stop.
 
-        Requests that are live after the grace period end with UNAVAILABLE, but the engine keeps
+        Requests that are live after the drain timeout end with UNAVAILABLE, but the engine keeps
         resumable ones, for other fronts. During the drain, health checks are answered and new calls
         are rejected. With `is_hand_over` this lasts only until no new call arrives for a moment;
         then the server stops listening, because callers can reach another server on this port.
@@ -194,9 +195,9 @@ class FrontServer:
         self.front.begin_drain()
         self.health.shut_down()
         if is_hand_over:
-            self._rejecting = asyncio.create_task(self._reject_new(grace_s))
+            self._rejecting = asyncio.create_task(self._reject_new(drain_timeout_s))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(drain_timeout_s):
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
             num_unread = self.front.num_detached
@@ -213,7 +214,7 @@ class FrontServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop without a grace period. Live requests end as in `drain`. Idempotent."""
+        """Stop without a drain. Live requests end as in `drain`. Idempotent."""
         self.front.begin_drain()
         self.health.shut_down()
         await self._fail_all()
@@ -230,13 +231,13 @@ class FrontServer:
             await server.stop(_FLUSH_S)
         self.front.accounts.flush()
 
-    async def _reject_new(self, grace_s: float) -> None:
+    async def _reject_new(self, drain_timeout_s: float) -> None:
         """Reject new calls, then stop listening, so that clients that reconnect reach the server
         that has taken over."""
         await self._wait_until_quiet()
         self.health.close()
         if self._server is not None:
-            await self._server.stop(grace_s + _FINAL_EVENTS_S)
+            await self._server.stop(drain_timeout_s + _FINAL_EVENTS_S)
 
     async def _fail_all(self) -> None:
         self.front.detach_resumable(_DRAINING)

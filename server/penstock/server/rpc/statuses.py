@@ -109,9 +109,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.INTERNAL, message="the executor failed on this request"
     ),
     ErrorReason.INTERNAL: StatusRule(code=_C.INTERNAL, message="internal error"),
-    ErrorReason.UNAUTHENTICATED: StatusRule(
-        code=_C.UNAUTHENTICATED, message="missing or invalid credentials"
-    ),
+    ErrorReason.UNAUTHENTICATED: StatusRule(code=_C.UNAUTHENTICATED, message="invalid credentials"),
     ErrorReason.PERMISSION_DENIED: StatusRule(
         code=_C.PERMISSION_DENIED, message="the credentials do not allow this"
     ),

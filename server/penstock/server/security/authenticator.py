@@ -28,6 +28,10 @@ class InvalidCredentials(Exception):
     """The caller has no valid credentials. The message is for the log, not for the caller."""
 
 
+class MissingCredentials(InvalidCredentials):
+    """The caller has neither a token nor, if the policy lists certificates, a certificate."""
+
+
 class TenantNotListed(Exception):
     """The caller is authenticated, but the policy neither lists its tenant nor accepts unlisted
     tenants."""
@@ -66,18 +70,20 @@ class Authenticator:
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """Return the caller with these Authorization headers and certificate names.
 
-        Raises InvalidCredentials without valid credentials, and TenantNotListed if the policy does
-        not accept the tenant. If a token is sent, it must be valid, even if the certificate is
-        valid too. A token and a certificate of two different tenants are rejected, because one of
-        them is probably stolen.
+        Raises InvalidCredentials without valid credentials (MissingCredentials without any), and
+        TenantNotListed if the policy does not accept the tenant. If a token is sent, it must be
+        valid, even if the certificate is valid too. A token and a certificate of two different
+        tenants are rejected, because one of them is probably stolen.
         """
         index = self._index
         by_token = self._by_token(index, authorizations) if authorizations else None
         by_certificate = index.tenant_of_names(names) if index.policy.certificates else None
         if by_token is None:
-            if by_certificate is None:
-                raise InvalidCredentials("no credentials")
-            return index.caller(by_certificate)
+            if by_certificate is not None:
+                return index.caller(by_certificate)
+            if index.policy.certificates and any(names()):
+                raise InvalidCredentials("a certificate that the policy does not list")
+            raise MissingCredentials("no credentials")
         if by_certificate is not None and by_certificate != by_token:
             raise InvalidCredentials("a token and a certificate of two tenants")
         return index.caller(by_token)
@@ -109,7 +115,7 @@ class _PolicyIndex:
         policy = self.policy
         listed = policy.tenants.get(tenant)
         if listed is None:
-            if policy.jwt is None or not policy.jwt.takes_unlisted_tenants:
+            if policy.jwt is None or not policy.jwt.allow_unlisted_tenants:
                 raise TenantNotListed("a tenant that the policy does not list")
             listed = policy.default
         return listed.caller(tenant)

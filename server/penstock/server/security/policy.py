@@ -65,7 +65,7 @@ class JwtPolicy:
 
     A token must be signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, and be
     issued by `issuer` for `audience`. It must be neither expired nor used before its start time,
-    with a tolerance of `leeway_s` seconds. If `takes_unlisted_tenants`, tenants that the policy
+    with a tolerance of `leeway_s` seconds. If `allow_unlisted_tenants`, tenants that the policy
     does not list get its default rights and limits instead of being rejected. An invalid value
     raises SettingError, which names the field.
     """
@@ -76,7 +76,7 @@ class JwtPolicy:
     tenant_claim: str = "sub"
     algorithms: tuple[str, ...] = JWT_ALGORITHMS
     leeway_s: float = setting(30.0, at_least=0, at_most=MAX_LEEWAY_S)
-    takes_unlisted_tenants: bool = False
+    allow_unlisted_tenants: bool = False
 
     def __post_init__(self) -> None:
         check(self)

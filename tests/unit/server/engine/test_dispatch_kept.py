@@ -17,7 +17,7 @@ from support.self_paced import make_self_paced
 
 def kept_of(spec: RequestSpec, *, is_read: bool = True) -> KeptRequest:
     resume_spec = ResumeSpec(
-        request_id="r", seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=b"m"
+        request_id="r", seed=1, arrival_s=0, deadline_s=9, resume_timeout_s=9, message=b"m"
     )
     return KeptRequest(
         name=spec.request_id, resume_spec=resume_spec, keys=(spec.key,), is_read=is_read

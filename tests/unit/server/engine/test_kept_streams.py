@@ -22,7 +22,7 @@ from penstock.server.ipc.step_frames import FRONT_SHIFT, StepFrame
 from penstock.server.ipc.wire import MAX_FRAME_BYTES
 from support.core import FakeClock
 
-GRACE_S = 10.0
+RESUME_TIMEOUT_S = 10.0
 
 
 class Store:
@@ -51,7 +51,12 @@ class Store:
         kept = KeptRequest(
             name=name,
             resume_spec=ResumeSpec(
-                request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=GRACE_S, message=b"m"
+                request_id=name,
+                seed=1,
+                arrival_s=0,
+                deadline_s=9,
+                resume_timeout_s=RESUME_TIMEOUT_S,
+                message=b"m",
             ),
             keys=keys,
             tenant=tenant,
@@ -148,25 +153,25 @@ def test_output_of_an_earlier_engine_comes_first() -> None:
     assert tokens_of(stream) == {1: [3, 4, 5]}
 
 
-def test_streams_of_a_lost_front_are_kept_for_the_grace_time() -> None:
+def test_streams_of_a_lost_front_are_kept_for_the_resume_timeout() -> None:
     store = Store()
     store.begin("a", 1)
     store.begin("b", 1, front_id=2)
     (lost,) = store.kept.front_disconnected(1)
     assert (lost.name, lost.front_id) == ("a", NO_FRONT)
     assert store.kept.moved == {lost.keys[0]: NO_FRONT}
-    store.clock.now_s += GRACE_S - 0.1
+    store.clock.now_s += RESUME_TIMEOUT_S - 0.1
     store.kept.sweep()
     assert store.kept.find("a") is lost
     store.kept.move(lost, 2)
     assert store.kept.moved == {lost.keys[0]: 2}
-    store.clock.now_s += GRACE_S
+    store.clock.now_s += RESUME_TIMEOUT_S
     store.kept.sweep()
     assert store.kept.find("a") is lost, "whoever reads it keeps it"
     store.kept.detach("a", 1)
     assert lost.is_read, "another front has it"
     store.kept.detach("a", 2)
-    store.clock.now_s += GRACE_S
+    store.clock.now_s += RESUME_TIMEOUT_S
     store.kept.sweep()
     assert (store.dropped, store.kept.moved) == (["a"], {})
 

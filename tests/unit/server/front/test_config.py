@@ -41,7 +41,7 @@ def test_bounds_reach_the_front() -> None:
     )
 
 
-def test_connections_age_as_set_and_the_grace_holds_the_longest_call() -> None:
+def test_connections_age_as_set_and_their_grace_holds_the_longest_call() -> None:
     config = build_config(merge_settings({"max_connection_age_s": 60.0}, {}))
     assert keepalive_of(config.front) == KeepaliveConfig(max_connection_age_s=60.0)
     config = build_config(merge_settings({"max_deadline_s": 7200.0}, {}))

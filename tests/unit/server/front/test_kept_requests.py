@@ -22,7 +22,7 @@ def result(
         tokens=np.arange(num_tokens, dtype=np.int32),
     )
     resume_spec = ResumeSpec(
-        request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=message
+        request_id=name, seed=1, arrival_s=0, deadline_s=9, resume_timeout_s=9, message=message
     )
     return KeptRequest(
         name=name,

@@ -1,4 +1,4 @@
-"""Which orphaned processes are ended, by which signals, and after which grace time. The process
+"""Which orphaned processes are ended, by which signals, and after which stop timeout. The process
 table is simulated.
 """
 
@@ -148,10 +148,10 @@ async def test_a_child_that_is_being_started_is_no_orphan(table: Table) -> None:
     assert table.signals == []
 
 
-async def test_processes_that_ignore_sigterm_are_killed_after_the_grace_time(
+async def test_processes_that_ignore_sigterm_are_killed_after_the_stop_timeout(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "GRACE_S", 0.02)
+    monkeypatch.setattr(orphans, "STOP_TIMEOUT_S", 0.02)
     harness = adopting()
     table.kills = lambda pid, number: pid == 20 or number is signal.SIGKILL
     table.add(20, 21)
@@ -166,7 +166,7 @@ async def test_processes_that_ignore_sigterm_are_killed_after_the_grace_time(
 async def test_processes_that_do_not_end_are_reported_and_not_waited_for(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(orphans, "GRACE_S", 0.01)
+    monkeypatch.setattr(orphans, "STOP_TIMEOUT_S", 0.01)
     monkeypatch.setattr(orphans, "LIMIT_S", 0.03)
     harness = adopting()
     table.kills = lambda pid, number: False

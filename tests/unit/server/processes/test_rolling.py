@@ -67,7 +67,9 @@ async def test_a_front_without_a_replacement_is_kept(caplog: pytest.LogCaptureFi
     processes, old = ServiceProcesses(), place()
     fronts = [old]
     engine = EngineSupervision(nowhere, orphans=Orphans(), flight=FlightMemory(FlightConfig()))
-    rolling = RollingRestart(processes, engine, fronts, grace_s=lambda: 0.0, can_replay=True)
+    rolling = RollingRestart(
+        processes, engine, fronts, drain_timeout_s=lambda: 0.0, can_replay=True
+    )
     with caplog.at_level(logging.ERROR):
         await asyncio.wait_for(rolling.run(), TEST_TIMEOUT_S)
     assert fronts == [old]

@@ -15,6 +15,7 @@ from penstock.server.security import web_tokens
 from penstock.server.security.authenticator import (
     Authenticator,
     InvalidCredentials,
+    MissingCredentials,
     TenantNotListed,
 )
 from penstock.server.security.rights import Right
@@ -127,6 +128,20 @@ def test_two_tokens_or_none_are_unauthenticated(harness: Harness) -> None:
     assert harness.is_unknown(ACME, OTHER)
 
 
+@pytest.mark.parametrize(
+    ("header", "name", "is_missing"),
+    [(None, None, True), (None, "cn:unlisted", False), ("Bearer x", None, False)],
+)
+def test_a_call_without_credentials_differs_from_one_with_invalid_ones(
+    harness: Harness, header: str | None, name: str | None, is_missing: bool
+) -> None:
+    with pytest.raises(InvalidCredentials) as caught:
+        harness.authenticator.identify(
+            [] if header is None else [header], lambda: [] if name is None else [name]
+        )
+    assert isinstance(caught.value, MissingCredentials) is is_missing
+
+
 def test_a_static_token_expires(harness: Harness) -> None:
     assert harness.now_s == 1_800_000_000.0, "2027-01-15T08:00:00Z"
     assert harness.is_unknown(OLD)
@@ -237,7 +252,7 @@ def test_a_tenant_that_is_not_listed_is_authenticated_but_not_authorised(harness
 
 
 def test_unlisted_tenants_may_be_admitted(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, POLICY + JWT + "takes_unlisted_tenants = true\n")
+    harness = Harness(tmp_path, POLICY + JWT + "allow_unlisted_tenants = true\n")
     assert harness.tenant(harness.token(sub="stranger")) == "stranger"
 
 

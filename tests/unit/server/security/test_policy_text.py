@@ -43,7 +43,7 @@ audience = "penstock"
 tenant_claim = "tenant"
 algorithms = ["ES256"]
 leeway_s = 5
-takes_unlisted_tenants = true
+allow_unlisted_tenants = true
 """
 
 
@@ -74,7 +74,7 @@ def test_a_complete_policy_is_read() -> None:
     assert policy.certificates == {"cn:acme-gateway": "acme", "uri:spiffe://prod/acme": "acme"}
     assert policy.jwt is not None
     assert policy.jwt.jwks_file == FOLDER / "keys.json"
-    assert policy.jwt.takes_unlisted_tenants
+    assert policy.jwt.allow_unlisted_tenants
     assert policy.has_credentials
 
 

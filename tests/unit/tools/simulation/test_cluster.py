@@ -176,7 +176,7 @@ def test_a_report_contains_the_totals_and_every_replica(tmp_path: Path) -> None:
     )
     summary = summarise_cluster(run)
 
-    charts = write_cluster_report(run, summary, tmp_path)
+    write_cluster_report(run, summary, tmp_path)
 
     document = json.loads(cluster_json(run, summary))
     assert [replica["replica"] for replica in document["replicas"]] == [0, 1]
@@ -184,8 +184,8 @@ def test_a_report_contains_the_totals_and_every_replica(tmp_path: Path) -> None:
     lines = cluster_lines(run, summary)
     assert "round_robin, 2 replicas, 1.0" in "\n".join(lines)
     assert len(lines[-1].split()) == len(lines[-2].split())
-    assert [chart.name for chart in charts] == [chart.name for chart in cluster_charts(run)]
-    names = [series.name for chart in charts if chart.name == "load" for series in chart.series]
+    charts = {chart.name: chart for chart in cluster_charts(run)}
+    names = [series.name for series in charts["load"].series]
     assert names == ["0", "1"]
     rows = (tmp_path / "requests.csv").read_text(encoding="utf-8").splitlines()
     assert rows[0].endswith(",replica")

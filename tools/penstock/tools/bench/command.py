@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_signal
-from penstock.server.cli.connection import UsageError, default_address, run_reporting
+from penstock.server.cli.connection import (
+    connection_error,
+    default_address_source,
+    run_reporting,
+)
 from penstock.server.cli.connection_options import add_connection_options
 from penstock.tools.bench.options import (
     TRACE_CHANGES,
@@ -95,9 +99,11 @@ async def _bench(args: argparse.Namespace) -> int:
     from penstock.tools.bench.fleet import FleetFailed
 
     options = check_options(args)
-    # The address is known only after the service has started.
-    address = "localhost" if args.own_service else [*args.rest, default_address(os.environ)][0]
-    sender = sender_of(args, address)
+    args.address, args.address_source = (
+        (args.rest[0], "ADDRESS") if args.rest else default_address_source(os.environ)
+    )
+    # The address of an own service is known only after its start.
+    sender = sender_of(args, "localhost" if args.own_service else args.address)
     plans = plans_of(args, options, secrets.randbelow(2**32))
     try:
         if args.own_service:
@@ -138,22 +144,22 @@ async def _measure(
 ) -> int:
     from penstock.tools.bench.fleet import Fleet
 
-    model = await _model_at(sender, args.model)
+    model = await _model_at(args, sender)
     plans = plans_for(model, plans)
     async with Fleet(sender, options.num_processes) as fleet:
         runs = await _run_all(args, fleet, plans)
     return _report(args, sender, model, runs)
 
 
-async def _model_at(sender: "SenderConfig", name: str | None) -> "Model":
+async def _model_at(args: argparse.Namespace, sender: "SenderConfig") -> "Model":
     from penstock.client import Client
 
     try:
         client = Client(sender.address, **sender.client_options())
     except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+        raise connection_error(args, error) from error
     async with client:
-        return await client.get_model(name)
+        return await client.get_model(args.model)
 
 
 async def _run_all(

@@ -66,9 +66,9 @@ class LoadFigures:
     over `duration_s`. `cached_prompt_share`: the share of the completed requests' prompt tokens
     that the server found in its cache.
 
-    `ttft` and `itl` cover all requests with tokens; `tpot`, `e2e` and `queue` only completed ones.
-    `queue`: time in the server's queue, as the server reports it. `lateness`: delay between the
-    time at which a request is due and the time at which it is sent.
+    `ttft` and `itl` cover all requests with tokens; `tpot`, `total` and `queue` only completed
+    ones. `queue`: time in the server's queue, as the server reports it. `lateness`: delay between
+    the time at which a request is due and the time at which it is sent.
     """
 
     arrivals: str
@@ -94,7 +94,7 @@ class LoadFigures:
     ttft: LatencyFigures
     itl: LatencyFigures
     tpot: LatencyFigures
-    e2e: LatencyFigures
+    total: LatencyFigures
     queue: LatencyFigures
     lateness: LatencyFigures
     errors: tuple[ErrorCount, ...]
@@ -172,12 +172,12 @@ def warnings_of(figures: LoadFigures) -> list[str]:
         )
     if figures.num_unfinished:
         warnings.append(
-            f"{figures.num_unfinished:,} requests were open when the run ended; E2E excludes"
-            " them; raise --drain-s"
+            f"{figures.num_unfinished:,} requests were open when the run ended; total time,"
+            " throughput and tokens/s exclude them; raise --drain-s"
         )
     if figures.num_failed:
         share = figures.num_failed / figures.num_due
-        warnings.append(f"{share:.1%} of the requests failed; E2E excludes them")
+        warnings.append(f"{share:.1%} of the requests failed; the total time excludes them")
     if figures.num_short:
         warnings.append(
             f"{figures.num_short:,} requests completed with a number of tokens other than requested"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.cli.connection import UsageError
+from penstock.server.cli.connection import UsageError, connection_error
 from penstock.server.cli.connection_options import reject_connection_options, sender_options
 from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
-from penstock.tools.output_paths import check_output_file, check_output_folder
+from penstock.tools.output_paths import check_output_file, check_report_folder
 
 if TYPE_CHECKING:
     from penstock.client import Model
@@ -90,7 +90,7 @@ def check_options(args: argparse.Namespace) -> "BenchOptions":
     if args.arrivals is not None and args.rates is None:
         raise UsageError("--arrivals requires --rates")
     check_output_file("--json", args.json)
-    check_output_folder("--report", args.report)
+    check_report_folder(args.report)
     if len(args.rest) > 1 and not args.own_service:
         raise UsageError(f"{args.rest[1]}: options of serve require --own-service and go after --")
     return options
@@ -127,7 +127,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
         derived = {"address": address, "is_multiplex": args.multiplex, **options}
         config = read_settings(args, SenderConfig, derived)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise connection_error(args, error) from error
     if not (args.allow_remote or is_local(address)):
         raise UsageError(
             f"{address} is not this machine; add --allow-remote to send load to another"

@@ -1,7 +1,8 @@
 """Records the requests of a run in bounded memory.
 
-TTFT and E2E start when the request was due, not when it was sent, so that a stalled client or
-server does not hide the wait of later requests (coordinated omission). Times are passed in.
+TTFT and the total time start when the request was due, not when it was sent, so that a stalled
+client or server does not hide the wait of later requests (coordinated omission). Times are
+passed in.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import LoadPlan
 from penstock.tools.targets import SLOW_GAP_SHARE, Targets
 
-HISTOGRAMS = ("ttft", "itl", "tpot", "e2e", "queue", "lateness")
+HISTOGRAMS = ("ttft", "itl", "tpot", "total", "queue", "lateness")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class LoadRecorder(msgspec.Struct, kw_only=True):
     ttft: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     itl: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     tpot: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
-    e2e: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    total: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     queue: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     lateness: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     errors: dict[tuple[str, str], int] = {}
@@ -166,7 +167,7 @@ class OpenRequest:
         recorder.num_short += self._is_short(end)
         recorder.num_preemptions += end.num_preemptions
         recorder.last_completed_s = max(recorder.last_completed_s, now_s)
-        recorder.e2e.record(now_s - self._due_s)
+        recorder.total.record(now_s - self._due_s)
         recorder.queue.record(end.timings.queue_s)
         if self._first_s is not None and self._num_tokens > 1:
             recorder.tpot.record((self._last_s - self._first_s) / (self._num_tokens - 1))

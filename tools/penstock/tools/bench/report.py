@@ -37,7 +37,7 @@ _LATENCIES = (
     ("TTFT", "ttft"),
     ("ITL", "itl"),
     ("TPOT", "tpot"),
-    ("E2E", "e2e"),
+    ("total", "total"),
     ("queue", "queue"),
     ("lateness", "lateness"),
 )
@@ -45,9 +45,9 @@ _MAX_LINES = 8
 """Maximum number of curves in a chart; more could not be distinguished."""
 _SWEEP_HEADER = (
     *("load", "offered/s", "done/s", "good/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50"),
-    *("ITL p99", "E2E p50", "E2E p99", "failed", "dropped"),
+    *("ITL p99", "total p50", "total p99", "failed", "dropped"),
 )
-_PAGE_ONLY = frozenset({"offered/s", "E2E p50", "dropped"})
+_PAGE_ONLY = frozenset({"offered/s", "total p50", "dropped"})
 """Columns that the table on a terminal does not have, to fit 100 characters."""
 
 
@@ -182,7 +182,7 @@ def _curves(figures: Sequence[LoadFigures]) -> tuple[Chart, ...]:
     return (
         _curve("TTFT by load", "ttft", figures),
         _curve("ITL by load", "itl", figures),
-        _curve("E2E by load", "e2e", figures),
+        _curve("Total by load", "total", figures),
         Chart(
             name="throughput",
             title="Requests done, and done within targets, by load",
@@ -302,7 +302,7 @@ def _sweep_row(figures: LoadFigures) -> tuple[str, ...]:
         number_text(f.output_tokens_per_s),
         *(
             seconds_text(value)
-            for latency in (f.ttft, f.itl, f.e2e)
+            for latency in (f.ttft, f.itl, f.total)
             for value in (latency.p50_s, latency.p99_s)
         ),
         f"{f.num_failed:,}",

@@ -7,12 +7,15 @@ default), and one first come, first served without prediction.
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from penstock.client import Client, DeadlineExceeded, DeadlineUnreachable
 from penstock.server.cli.command import ExitCode
 from penstock.server.cli.report import table_lines
 from penstock.tools.own_service import OwnService
 
+T = TypeVar("T")
 _NUM_SLOTS = 16
 SERVE_ARGS = ("--max-num-seqs", str(_NUM_SLOTS))
 _DEADLINE_S = 2.0
@@ -33,7 +36,8 @@ of 2 s).
 
 async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
     """Send the load to both running services and print the outcomes; return the exit code.
-    `predicting` rejects requests predicted to be late, `fcfs` does not.
+    `predicting` rejects requests predicted to be late, `fcfs` does not. Raises PenstockError if a
+    request fails for another reason than its deadline.
     """
     async with Client(predicting.address) as client:
         rate = await measured_capacity(client)
@@ -43,8 +47,9 @@ async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
         flush=True,
     )
     async with Client(predicting.address) as one, Client(fcfs.address) as other:
-        offers = (_offer(one, _LOAD * rate), _offer(other, _LOAD * rate))
-        predicted, in_order = await asyncio.gather(*offers)
+        predicted, in_order = await _together(
+            _offer(one, _LOAD * rate), _offer(other, _LOAD * rate)
+        )
     counts = {"predicted deadlines (the default)": predicted, "first come, first served": in_order}
     header = ("ORDER", *(outcome.upper() for outcome in _OUTCOMES))
     rows = [(name, *(str(count[each]) for each in _OUTCOMES)) for name, count in counts.items()]
@@ -90,21 +95,34 @@ async def measured_capacity(client: Client) -> float:
     waves_s: list[float] = []
     for _ in range(1 + _NUM_WAVES):
         started_s = now()
-        await asyncio.gather(*(_answer(client, seed, None) for seed in range(_NUM_SLOTS)))
+        await _together(*(_answer(client, seed, None) for seed in range(_NUM_SLOTS)))
         waves_s.append(now() - started_s)
     return _NUM_SLOTS / min(waves_s[1:])
 
 
 async def _offer(client: Client, rate: float) -> Counter[str]:
     """Send `rate` requests per second for `_SECONDS`; return the number of requests by outcome."""
-    tasks: list[asyncio.Task[str]] = []
-    for seed in range(round(rate * _SECONDS)):
-        tasks.append(asyncio.create_task(_outcome(client, seed)))
-        await asyncio.sleep(1.0 / rate)
-    return Counter(await asyncio.gather(*tasks))
+    num_requests = round(rate * _SECONDS)
+    return Counter(
+        await _together(*(_outcome(client, seed, seed / rate) for seed in range(num_requests)))
+    )
 
 
-async def _outcome(client: Client, seed: int) -> str:
+async def _together(*calls: Coroutine[Any, Any, T]) -> list[T]:
+    """Run the calls concurrently and return their results. The first error cancels the other calls
+    and is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _outcome(client: Client, seed: int, wait_s: float) -> str:
+    """Send a request after a wait, and return its outcome."""
+    await asyncio.sleep(wait_s)
     now = asyncio.get_running_loop().time
     started_s = now()
     try:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting
 from penstock.tools.flags import add_settings, flag_of, read_settings
+from penstock.tools.output_paths import check_report_folder
 from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
     add_report_options,
     add_routing_options,
     add_server_options,
     add_trace_options,
-    check_report_options,
     config_of,
     cost_of,
-    finish_report,
     reject_batches_for_others,
     reject_routing_for_others,
     routing_of,
@@ -109,7 +108,7 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.trace is None and args.synthetic is None:
         raise UsageError("--trace or --synthetic must be given")
-    check_report_options(args)
+    check_report_folder(args.report)
     try:
         plan = _search(args)
     except (TraceError, CalibrationError) as error:
@@ -180,8 +179,8 @@ def _report(args: argparse.Namespace, plan: "Plan") -> None:
     print(plan_json(plan) if args.json else "\n".join(plan_lines(plan)))
     if args.report is None:
         return
-    charts = write_plan_report(plan, args.report)
-    finish_report(args, "plan", charts)
+    write_plan_report(plan, args.report)
+    print(f"penstock plan: report in {args.report}", file=sys.stderr)
 
 
 class _Watcher:

@@ -115,13 +115,10 @@ def plan_json(plan: Plan) -> str:
     return json.dumps(finite_or_none(document), indent=2, allow_nan=False)
 
 
-def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
-    """Write `plan.json` and `plan.html`; return the page's charts. Creates the folder if it is
-    missing. Raises OSError.
-    """
+def write_plan_report(plan: Plan, folder: Path) -> None:
+    """Write `plan.json` and `plan.html`. Creates the folder if it is missing. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN_FILE).write_text(plan_json(plan) + "\n", encoding="utf-8")
-    charts = plan_charts(plan)
     answer = "No candidate meets the target" if plan.best is None else _answer(plan.best)
     tried = [row for found in plan.candidates for row in _tried(found)]
     candidates = [found.candidate for found in plan.candidates]
@@ -130,13 +127,12 @@ def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
     sections = [
         preformatted("\n".join(_result(plan))),
         f"<p>Limits of the plan:</p>\n<ul>\n{limits}</ul>",
-        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts),
+        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in plan_charts(plan)),
         *(("<h2>What was simulated</h2>", html_table(_TRIED_COLUMNS, tried)) if tried else ()),
         "<h2>Candidates</h2>",
         preformatted(json.dumps([_settings(each) for each in candidates], indent=2)),
     ]
     (folder / PAGE_FILE).write_text(page(f"Plan: {answer}", sections), encoding="utf-8")
-    return charts
 
 
 def plan_charts(plan: Plan) -> tuple[Chart, ...]:

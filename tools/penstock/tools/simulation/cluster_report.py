@@ -119,29 +119,25 @@ def cluster_json(run: ClusterRun, summary: ClusterSummary) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def write_cluster_report(
-    run: ClusterRun, summary: ClusterSummary, folder: Path
-) -> tuple[Chart, ...]:
-    """Write `summary.json`, `requests.csv` and `report.html`; return the charts of the page.
+def write_cluster_report(run: ClusterRun, summary: ClusterSummary, folder: Path) -> None:
+    """Write `summary.json`, `requests.csv` and `report.html`.
 
     Creates the folder if it is missing. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).write_text(cluster_json(run, summary) + "\n", encoding="utf-8")
     write_requests(run.total, folder / REQUESTS_FILE, run.routes.tolist())
-    charts = cluster_charts(run)
     sections = [
         preformatted("\n".join(summary_lines(summary.total))),
         "<h2>Replicas</h2>",
         html_table(_COLUMNS, _rows(summary)),
-        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts),
+        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in cluster_charts(run)),
         "<h2>Settings</h2>",
         preformatted(json.dumps(cluster_settings(run), indent=2)),
     ]
     config = run.config
     title = f"Simulated: {config.num_replicas} x {config.replica.policy}, {config.routing.router}"
     (folder / PAGE_FILE).write_text(page(title, sections), encoding="utf-8")
-    return charts
 
 
 def cluster_charts(run: ClusterRun) -> tuple[Chart, ...]:

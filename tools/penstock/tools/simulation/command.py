@@ -5,6 +5,7 @@ report.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +15,15 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting
 from penstock.tools.flags import add_settings, flag_of, sources_of
+from penstock.tools.output_paths import check_report_folder
 from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
     add_report_options,
     add_routing_options,
     add_server_options,
     add_trace_options,
-    check_report_options,
     config_of,
     cost_of,
-    finish_report,
     reject_batches_for_others,
     reject_routing_for_others,
     routing_of,
@@ -33,7 +33,6 @@ from penstock.tools.simulation.options import (
 
 if TYPE_CHECKING:
     from penstock.server.observe.recording.trace import TraceRequest
-    from penstock.tools.charts import Chart
     from penstock.tools.simulation.routing import RoutingConfig
     from penstock.tools.simulation.settings import SimulationConfig
     from penstock.tools.simulation.simulate import SimulationProgress, SimulationRun
@@ -83,7 +82,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from penstock.server.observe.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
 
-    check_report_options(args)
+    check_report_folder(args.report)
     try:
         cost = cost_of(args)
         if args.trace is None and args.synthetic is None:
@@ -131,20 +130,20 @@ def _replay(
     else:
         print("\n".join(result.lines))
     if args.report is not None:
-        charts = result.write(args.report)
-        finish_report(args, "simulate", charts)
+        result.write(args.report)
+        print(f"penstock simulate: report in {args.report}", file=sys.stderr)
     return ExitCode.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunOutput:
     """The output of a run: text lines, a function that returns the JSON, and one that writes the
-    report into a folder and returns its charts.
+    report into a folder.
     """
 
     lines: list[str]
     json: "Callable[[], str]"
-    write: "Callable[[Path], tuple[Chart, ...]]"
+    write: "Callable[[Path], None]"
 
 
 def _one_server(

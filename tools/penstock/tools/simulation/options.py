@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError
 from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
-from penstock.tools.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.observe.recording.trace import TraceRequest
-    from penstock.tools.charts import Chart
     from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
     from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
@@ -317,38 +315,5 @@ def add_report_options(parser: argparse.ArgumentParser, files: str) -> None:
     """Add the flags of the report; `files`: its file formats, for the help text."""
     report = parser.add_argument_group("report")
     report.add_argument("--report", type=Path, metavar="DIR", help=f"write {files} here")
-    report.add_argument(
-        "--png",
-        action=argparse.BooleanOptionalAction,
-        help="add PNG plots to the report (default: if matplotlib is installed)",
-    )
     report.add_argument("--json", action="store_true", help="print JSON instead of the table")
     report.add_argument("--no-progress", action="store_true", help="do not show progress on stderr")
-
-
-def check_report_options(args: argparse.Namespace) -> None:
-    """Raise UsageError if --png is given without --report or without matplotlib, or the folder of
-    --report cannot be written.
-    """
-    from penstock.tools.charts import has_matplotlib
-
-    check_output_folder("--report", args.report)
-    if args.png and not has_matplotlib():
-        raise UsageError("--png: needs matplotlib: pip install 'penstock[tools]'")
-    if args.png and args.report is None:
-        raise UsageError("--png: needs --report")
-
-
-def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
-    """Write PNG plots into the report's folder if --png is given, or if matplotlib is installed and
-    --no-png is not given; print the folder on stderr. `command`: the name printed before the
-    folder. Raises UsageError, OSError.
-    """
-    from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
-
-    if args.png or (args.png is None and has_matplotlib()):
-        try:
-            write_png(charts, args.report)
-        except PlotsUnavailable as error:
-            raise UsageError(str(error)) from error
-    print(f"penstock {command}: report in {args.report}", file=sys.stderr)

@@ -40,24 +40,22 @@ _INTS = (
 )
 
 
-def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Chart, ...]:
-    """Write `summary.json`, `requests.csv` and `report.html`; return the charts of the page.
+def write_report(run: SimulationRun, summary: Summary, folder: Path) -> None:
+    """Write `summary.json`, `requests.csv` and `report.html`.
 
     Creates the folder if it is missing. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).write_text(summary_json(run, summary) + "\n", encoding="utf-8")
     write_requests(run, folder / REQUESTS_FILE)
-    charts = charts_of(run)
     sections = [
         preformatted("\n".join(summary_lines(summary))),
-        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts),
+        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts_of(run)),
         "<h2>Settings</h2>",
         preformatted(json.dumps(settings_of(run), indent=2)),
     ]
     title = f"Simulated: {run.config.policy}"
     (folder / PAGE_FILE).write_text(page(title, sections), encoding="utf-8")
-    return charts
 
 
 def summary_json(run: SimulationRun, summary: Summary) -> str:
@@ -106,7 +104,7 @@ def summary_lines(summary: Summary) -> list[str]:
         f"{'':12} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10} {'max':>10}",
         _durations_line("TTFT", s.ttft),
         _durations_line("ITL", s.itl),
-        _durations_line("E2E", s.e2e),
+        _durations_line("total", s.total),
         _durations_line("queue", s.queue),
         f"KV cache     {share_text(s.kv_utilisation)} used (at most"
         f" {share_text(s.kv_utilisation_max)}), {share_text(s.kv_waste, 2)} of that empty",

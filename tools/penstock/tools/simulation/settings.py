@@ -104,7 +104,7 @@ class SimulationConfig:
     front_s: float = setting(
         0.0,
         "server",
-        "time of TTFT and E2E outside the engine (fronts, network), milliseconds",
+        "part of TTFT and total time outside the engine (fronts, network), milliseconds",
         name="front_ms",
         scale=1e-3,
         at_least=0,

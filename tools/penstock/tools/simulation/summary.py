@@ -91,7 +91,7 @@ class Summary:
     prompt_tokens_per_s: float
     ttft: Durations
     itl: Durations
-    e2e: Durations
+    total: Durations
     queue: Durations
     kv_utilisation: float
     kv_utilisation_max: float
@@ -137,7 +137,7 @@ def summarise(run: SimulationRun) -> Summary:
         prompt_tokens_per_s=int(num_prompt[was_admitted].sum()) * per_s,
         ttft=durations(ttft_s),
         itl=_of_histogram(recorder.gaps),
-        e2e=durations((table.seconds("end_s") - arrival_s + front_s)[is_completed]),
+        total=durations((table.seconds("end_s") - arrival_s + front_s)[is_completed]),
         queue=durations(table.seconds("admitted_s") - arrival_s),
         kv_utilisation=memory[0],
         kv_utilisation_max=memory[1],

@@ -253,7 +253,7 @@ STREAMS: Final = _gauge("streams", "Open calls.")
 LIVE: Final = _gauge("num_requests_live", "Requests that fronts have not removed yet.")
 BACKLOG: Final = _gauge("stream_backlog_tokens", "Output tokens that clients have not read.")
 STALLED_READERS: Final = _counter(
-    "streams_cut_total", "Streams closed because their client stopped reading."
+    "stalled_streams_closed_total", "Streams closed because their client stopped reading."
 )
 LATE_EVENTS: Final = _counter(
     "late_engine_events_total", "Events of the engine for requests that had ended."

@@ -14,16 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.scheduler.events import WaitReason
+from penstock.server.observe.duration_buckets import DurationBuckets
 from penstock.server.observe.flight.layout import NO_REASON
 from penstock.server.observe.operations.snapshot import Percentiles
 
 _PREFILL, _DECODE, _STEPS, _STEP_S = range(4)
-MIN_DURATION_S, MAX_DURATION_S = 1e-5, 1e5
-"""The range of durations; durations outside are clipped to it."""
-_GROWTH = 1.02
-_LOG_GROWTH = math.log(_GROWTH)
-_NUM_BUCKETS = math.ceil(math.log(MAX_DURATION_S / MIN_DURATION_S) / _LOG_GROWTH) + 1
-_LEVELS = (0.5, 0.9, 0.99)
+_BUCKETS = DurationBuckets(lowest_s=1e-5, highest_s=1e5, growth=1.02)
+_PERCENTS = (50.0, 90.0, 99.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +175,12 @@ class _Slots:
 class DurationWindow:
     """The distribution of durations over the last `num_slots * slot_s` seconds.
 
-    Counts in buckets whose bounds grow by 2 %, so that a nearest-rank percentile is reported within
-    1 %, in constant memory (Masson, Rim and Lee, "DDSketch", VLDB 2019).
+    Percentiles are accurate to 1 %. The memory is constant.
     """
 
     def __init__(self, *, num_slots: int = 60, slot_s: float = 1.0) -> None:
         self._slots = _Slots(num_slots, slot_s)
-        self._counts = np.zeros((num_slots, _NUM_BUCKETS), dtype=np.int64)
+        self._counts = np.zeros((num_slots, _BUCKETS.num), dtype=np.int64)
 
     def add(self, at_s: float, durations_s: ArrayLike, weights: ArrayLike | None = None) -> None:
         """Add durations in seconds at time `at_s`. Each counts as often as its weight in `weights`,
@@ -202,22 +198,17 @@ class DurationWindow:
             return
         if is_new:
             self._counts[index] = 0
-        clipped = np.clip(values[is_known], MIN_DURATION_S, MAX_DURATION_S)
-        buckets = np.ceil(np.log(clipped / MIN_DURATION_S) / _LOG_GROWTH).astype(np.int64)
+        buckets = _BUCKETS.indexes(values[is_known])
         np.add.at(self._counts[index], buckets, counts[is_known].astype(np.int64))
 
     def percentiles(self, now_s: float) -> Percentiles:
         """Return the nearest-rank p50, p90 and p99 in seconds, within 1 %, and the number of
         values. The percentiles are None without values."""
         counts = self._counts[self._slots.live(now_s)].sum(axis=0)
-        cumulative = np.cumsum(counts)
-        num = int(cumulative[-1])
+        num = int(counts.sum())
         if not num:
             return Percentiles()
-        ranks = [max(1, math.ceil(level * num)) for level in _LEVELS]
-        p50_s, p90_s, p99_s = (
-            _bucket_s(int(index)) for index in np.searchsorted(cumulative, ranks)
-        )
+        p50_s, p90_s, p99_s = _BUCKETS.percentiles_s(counts, _PERCENTS)
         return Percentiles(p50_s=p50_s, p90_s=p90_s, p99_s=p99_s, num=num)
 
 
@@ -255,12 +246,3 @@ class SumWindow:
         slot_s = self._slots.slot_s
         oldest_s = (self._slots.number_at(now_s) - self._slots.num_slots + 1) * slot_s
         return max(now_s - max(oldest_s, self._begun_s), slot_s)
-
-
-def _bucket_s(index: int) -> float:
-    """Return the duration in seconds that is reported for the values in a bucket. Its relative
-    difference from both bounds of the bucket is equal."""
-    if not index:
-        return MIN_DURATION_S
-    upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)
-    return 2 * upper_s / (1 + _GROWTH)

@@ -89,7 +89,7 @@ class Operations:
     async def drain(self, timeout_s: float | None) -> int:
         """Send a drain command to the supervisor; return the number of live requests.
 
-        If `timeout_s` is None, the configured grace period applies. Raises OperationsError unless
+        If `timeout_s` is None, the configured drain timeout applies. Raises OperationsError unless
         `timeout_s` is finite and not negative.
         """
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):

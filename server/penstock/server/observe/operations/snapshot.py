@@ -79,7 +79,7 @@ class ModelSnapshot:
     ttft: Percentiles = Percentiles()
     itl: Percentiles = Percentiles()
     queue: Percentiles = Percentiles()
-    e2e: Percentiles = Percentiles()
+    total: Percentiles = Percentiles()
     waits_for: str = ""
     """The reason why the first queued request waits: a name of `WaitReason`; empty if the queue is
     empty."""

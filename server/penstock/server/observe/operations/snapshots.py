@@ -145,7 +145,7 @@ class SnapshotMaker(ServiceListener):
         self._info: ExecutorInfo | None = None
         self._steps = EngineSteps()
         self._fronts = RequestCounts()
-        self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
+        self._ttft, self._queue, self._total = DurationWindow(), DurationWindow(), DurationWindow()
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._is_draining = False
@@ -166,7 +166,7 @@ class SnapshotMaker(ServiceListener):
         # NaN is ignored: a request without a token has no TTFT.
         self._ttft.add(now_s, [record.ttft_s for record in records])
         self._queue.add(now_s, [_queue_s(record) for record in queued])
-        self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
+        self._total.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the heartbeat of a front.
@@ -247,7 +247,7 @@ class SnapshotMaker(ServiceListener):
             ttft=self._ttft.percentiles(now_s),
             itl=steps.itl(now_s),
             queue=self._queue.percentiles(now_s),
-            e2e=self._e2e.percentiles(now_s),
+            total=self._total.percentiles(now_s),
             waits_for=steps.waits_for,
         )
 

@@ -371,8 +371,8 @@ def read_resumption(
     if not max_s:
         violations.require_feature("resume", _RESUME_PATH, is_supported=False)
         return None
-    grace_s = violations.duration_s(_RESUME_PATH, request.resume_timeout, max_s)
-    return Resumption(grace_s=grace_s, message=request.SerializeToString())
+    resume_timeout_s = violations.duration_s(_RESUME_PATH, request.resume_timeout, max_s)
+    return Resumption(resume_timeout_s=resume_timeout_s, message=request.SerializeToString())
 
 
 def check_not_resumable(request: GenerateRequest) -> None:

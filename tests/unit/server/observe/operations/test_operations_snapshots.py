@@ -103,10 +103,10 @@ def test_records_contain_the_latencies_that_apply(maker: SnapshotMaker) -> None:
     maker.add_records([request_record(1, arrival_s=997.0), rejected])
     model = model_of(maker)
 
-    assert (model.ttft.num, model.queue.num, model.e2e.num) == (1, 1, 1)
+    assert (model.ttft.num, model.queue.num, model.total.num) == (1, 1, 1)
     assert model.ttft.p50_s == pytest.approx(0.7, rel=0.011)
     assert model.queue.p50_s == pytest.approx(0.5, rel=0.011)
-    assert model.e2e.p50_s == pytest.approx(2.0, rel=0.011)
+    assert model.total.p50_s == pytest.approx(2.0, rel=0.011)
     assert (model.num_prompt_tokens, model.num_cached_prompt_tokens) == (96, 32)
 
 

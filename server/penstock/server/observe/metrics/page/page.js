@@ -92,7 +92,7 @@ class ModelView {
   showLatencies(model) {
     const rows = [
       ["First token", model.ttft], ["Between tokens", model.itl],
-      ["In the queue", model.queue], ["Whole request", model.e2e],
+      ["In the queue", model.queue], ["Total", model.total],
     ].map(([name, percentiles]) => {
       const row = document.createElement("tr");
       const head = document.createElement("th");

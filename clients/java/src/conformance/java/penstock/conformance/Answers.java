@@ -1,11 +1,11 @@
 package penstock.conformance;
 
-import static penstock.conformance.NotHeld.require;
-import static penstock.conformance.Talk.CALL;
-import static penstock.conformance.Talk.PROMPT;
-import static penstock.conformance.Talk.greedy;
-import static penstock.conformance.Talk.joined;
-import static penstock.conformance.Talk.textOf;
+import static penstock.conformance.ExpectationFailed.require;
+import static penstock.conformance.ScenarioInput.CALL;
+import static penstock.conformance.ScenarioInput.PROMPT;
+import static penstock.conformance.ScenarioInput.greedy;
+import static penstock.conformance.ScenarioInput.joined;
+import static penstock.conformance.ScenarioInput.textOf;
 
 import dev.penstock.v1.ChatMessage;
 import dev.penstock.v1.ContentPart;
@@ -30,8 +30,8 @@ final class Answers {
 
   private Answers() {}
 
-  static void streamInOrder(Talk talk) {
-    try (PenstockClient client = talk.client();
+  static void streamInOrder(ScenarioInput input) {
+    try (PenstockClient client = input.client();
          CheckedStream checked = new CheckedStream(client.generate(greedy(12).build(), CALL))) {
       RequestFinished finished = checked.untilEnd();
       RequestAccepted accepted = checked.untilAccepted();
@@ -45,8 +45,8 @@ final class Answers {
     }
   }
 
-  static void onceEqualsStream(Talk talk) {
-    try (PenstockClient client = talk.client();
+  static void onceEqualsStream(ScenarioInput input) {
+    try (PenstockClient client = input.client();
          CheckedStream checked = new CheckedStream(client.generate(greedy(32).build(), CALL))) {
       checked.untilEnd();
       String once = textOf(client.generateOnce(greedy(32).build(), CALL));
@@ -55,11 +55,11 @@ final class Answers {
     }
   }
 
-  static void tokenPrompt(Talk talk) {
+  static void tokenPrompt(ScenarioInput input) {
     List<Integer> ids = IntStream.range(5, 25).boxed().toList();
     GenerateRequest.Builder request = greedy(12).setTokenPrompt(tokens(ids));
     request.getOutputBuilder().setReturnTokenIds(true);
-    try (PenstockClient client = talk.client();
+    try (PenstockClient client = input.client();
          CheckedStream first = new CheckedStream(client.generate(request.build(), CALL));
          CheckedStream second = new CheckedStream(client.generate(request.build(), CALL))) {
       for (CheckedStream checked : List.of(first, second)) {
@@ -73,12 +73,12 @@ final class Answers {
     }
   }
 
-  static void chat(Talk talk) {
+  static void chat(ScenarioInput input) {
     GenerateRequest.Builder request = greedy(24);
     request.getChatPromptBuilder()
         .addMessages(message("system", "You answer in one sentence."))
         .addMessages(message("user", "Where is the Globe?"));
-    try (PenstockClient client = talk.client();
+    try (PenstockClient client = input.client();
          CheckedStream checked = new CheckedStream(client.generate(request.build(), CALL))) {
       checked.untilEnd();
       require(!checked.text().isEmpty(), "there is no text");
@@ -86,16 +86,16 @@ final class Answers {
     }
   }
 
-  static void utf8AcrossChunks(Talk talk) throws Exception {
+  static void utf8AcrossChunks(ScenarioInput input) throws Exception {
     GenerateRequest.Builder request = greedy(200);
     request.getTextPromptBuilder().setText(TEXT);
     GenerateRequest.Builder echoing = request.clone();
     echoing.getOutputBuilder().setEcho(true);
     request.getOutputBuilder().setMinChunkTokens(1);
-    try (PenstockClient client = talk.client();
+    try (PenstockClient client = input.client();
          CheckedStream checked = new CheckedStream(client.generate(request.build(), CALL))) {
       Future<GenerateOnceResponse> concurrent =
-          talk.concurrently(() -> client.generateOnce(echoing.build(), CALL));
+          input.concurrently(() -> client.generateOnce(echoing.build(), CALL));
       checked.untilEnd();
       GenerateOnceResponse once = joined(concurrent);
       String echoed = once.getPrompt().getText();
@@ -111,10 +111,10 @@ final class Answers {
     }
   }
 
-  static void largePrompt(Talk talk) {
+  static void largePrompt(ScenarioInput input) {
     List<Integer> ids =
         IntStream.range(0, NUM_LARGE_TOKENS).map(number -> 5 + number % 1000).boxed().toList();
-    try (PenstockClient client = talk.client();
+    try (PenstockClient client = input.client();
          CheckedStream checked = new CheckedStream(
              client.generate(greedy(4).setTokenPrompt(tokens(ids)).build(), CALL))) {
       int numReported = checked.untilEnd().getUsage().getNumPromptTokens();
@@ -123,11 +123,11 @@ final class Answers {
     }
   }
 
-  static void metadata(Talk talk) {
+  static void metadata(ScenarioInput input) {
     TraceContext trace = TraceContext.begin();
     String traceId = trace.traceparent().split("-")[1];
-    GenerateRequest request = greedy(4).setRequestId(Talk.newId()).build();
-    try (PenstockClient client = talk.client();
+    GenerateRequest request = greedy(4).setRequestId(ScenarioInput.newId()).build();
+    try (PenstockClient client = input.client();
          CheckedStream checked =
              new CheckedStream(client.generate(request, CALL.withTrace(trace)))) {
       checked.untilEnd();

@@ -1,6 +1,6 @@
 package penstock.conformance;
 
-import static penstock.conformance.NotHeld.require;
+import static penstock.conformance.ExpectationFailed.require;
 
 import dev.penstock.v1.FinishReason;
 import dev.penstock.v1.GenerateResponse;

@@ -30,12 +30,14 @@ public final class Main {
           Map.entry("unknown_model", Rejections::unknownModel),
           Map.entry("unimplemented_feature", Rejections::unimplementedFeature),
           Map.entry("duplicate_request_id", Rejections::duplicateRequestId),
-          Map.entry("cancel_after_first_token", Lives::cancelAfterFirstToken),
-          Map.entry("cancel_by_id", Lives::cancelById), Map.entry("deadline", Lives::deadline),
+          Map.entry("cancel_after_first_token", RequestEnds::cancelAfterFirstToken),
+          Map.entry("cancel_by_id", RequestEnds::cancelById),
+          Map.entry("deadline", RequestEnds::deadline),
           Map.entry("queue_full", Rejections::queueFull), Map.entry("metadata", Answers::metadata),
-          Map.entry("multiplex", ManyOnOne::multiplex), Map.entry("resume", Lives::resume),
+          Map.entry("multiplex", Multiplexing::multiplex), Map.entry("resume", RequestEnds::resume),
           Map.entry("retry_after_rejection", Rejections::retryAfterRejection),
-          Map.entry("engine_killed", Lives::engineKilled), Map.entry("drain", Lives::drain));
+          Map.entry("engine_killed", RequestEnds::engineKilled),
+          Map.entry("drain", RequestEnds::drain));
 
   private final BufferedReader lines =
       new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -76,9 +78,9 @@ public final class Main {
     if (scenario == null) {
       return result(name, "no such scenario");
     }
-    Talk talk = new Talk(address, new ToDriver(name), threads);
+    ScenarioInput input = new ScenarioInput(address, new ToDriver(name), threads);
     Future<?> running = threads.submit(() -> {
-      scenario.run(talk);
+      scenario.run(input);
       return null;
     });
     try {
@@ -89,7 +91,7 @@ public final class Main {
       return result(name, "not done within " + SCENARIO_S + " s");
     } catch (ExecutionException failed) {
       Throwable cause = failed.getCause();
-      if (cause instanceof NotHeld) {
+      if (cause instanceof ExpectationFailed) {
         return result(name, cause.getMessage());
       }
       cause.printStackTrace();
@@ -112,7 +114,7 @@ public final class Main {
     System.out.flush();
   }
 
-  private final class ToDriver implements Talk.Driver {
+  private final class ToDriver implements ScenarioInput.Driver {
     private final String name;
 
     ToDriver(String name) {
@@ -132,7 +134,7 @@ public final class Main {
       ready();
       try {
         String line = lines.readLine();
-        NotHeld.require("go".equals(line), "expected go, not " + line);
+        ExpectationFailed.require("go".equals(line), "expected go, not " + line);
       } catch (IOException failed) {
         throw new UncheckedIOException(failed);
       }

@@ -1,10 +1,10 @@
 package penstock.conformance;
 
-import static penstock.conformance.NotHeld.require;
-import static penstock.conformance.Talk.CALL;
-import static penstock.conformance.Talk.LONG_TOKENS;
-import static penstock.conformance.Talk.greedy;
-import static penstock.conformance.Talk.joined;
+import static penstock.conformance.ExpectationFailed.require;
+import static penstock.conformance.ScenarioInput.CALL;
+import static penstock.conformance.ScenarioInput.LONG_TOKENS;
+import static penstock.conformance.ScenarioInput.greedy;
+import static penstock.conformance.ScenarioInput.joined;
 
 import dev.penstock.v1.ErrorReason;
 import dev.penstock.v1.GenerateOnceResponse;
@@ -46,13 +46,13 @@ final class Rejections {
       require(isExpected, failure + ", not " + code + " (" + reason + ")");
       return failure;
     }
-    throw new NotHeld("it was answered, not rejected with " + code);
+    throw new ExpectationFailed("it was answered, not rejected with " + code);
   }
 
-  static void invalidField(Talk talk) {
+  static void invalidField(ScenarioInput input) {
     GenerateRequest.Builder request = greedy(4);
     request.getSamplingBuilder().setTemperature(-1);
-    try (PenstockClient client = talk.client()) {
+    try (PenstockClient client = input.client()) {
       PenstockException failure =
           rejected(client, request, Status.Code.INVALID_ARGUMENT, "INVALID_ARGUMENT");
       List<String> fields = failure.fieldViolations().stream().map(FieldViolation::field).toList();
@@ -60,9 +60,9 @@ final class Rejections {
     }
   }
 
-  static void unknownModel(Talk talk) {
+  static void unknownModel(ScenarioInput input) {
     GenerateRequest.Builder request = greedy(4).setModel("no-such-model");
-    try (PenstockClient client = talk.client()) {
+    try (PenstockClient client = input.client()) {
       PenstockException failure =
           rejected(client, request, Status.Code.NOT_FOUND, "MODEL_NOT_FOUND");
       String model = failure.metadata().get("model");
@@ -70,10 +70,10 @@ final class Rejections {
     }
   }
 
-  static void unimplementedFeature(Talk talk) {
+  static void unimplementedFeature(ScenarioInput input) {
     GenerateRequest.Builder request = greedy(4);
     request.getConstraintBuilder().getJsonSchemaBuilder().setSchema("{\"type\": \"object\"}");
-    try (PenstockClient client = talk.client()) {
+    try (PenstockClient client = input.client()) {
       PenstockException failure =
           rejected(client, request, Status.Code.UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
       String feature = failure.metadata().get("feature");
@@ -81,9 +81,9 @@ final class Rejections {
     }
   }
 
-  static void duplicateRequestId(Talk talk) {
-    String id = Talk.newId();
-    try (PenstockClient client = talk.client();
+  static void duplicateRequestId(ScenarioInput input) {
+    String id = ScenarioInput.newId();
+    try (PenstockClient client = input.client();
          CheckedStream first =
              new CheckedStream(client.generate(greedy(100).setRequestId(id).build(), CALL))) {
       first.untilTokens(1);
@@ -93,8 +93,8 @@ final class Rejections {
     }
   }
 
-  static void queueFull(Talk talk) {
-    try (PenstockClient client = talk.client();
+  static void queueFull(ScenarioInput input) {
+    try (PenstockClient client = input.client();
          Blockers blockers = new Blockers(client, LONG_TOKENS)) {
       PenstockException failure =
           rejected(client, greedy(4), Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL");
@@ -103,15 +103,15 @@ final class Rejections {
     }
   }
 
-  static void retryAfterRejection(Talk talk) throws Exception {
+  static void retryAfterRejection(ScenarioInput input) throws Exception {
     FirstEnd firstEnd = new FirstEnd();
-    RetryPolicy patience = RetryPolicy.STANDARD.withMaxAttempts(10);
-    try (PenstockClient client = talk.client();
-         PenstockClient patient =
-             PenstockClient.builder(talk.address()).retry(patience).intercept(firstEnd).build()) {
+    RetryPolicy retry = RetryPolicy.STANDARD.withMaxAttempts(10);
+    try (PenstockClient client = input.client();
+         PenstockClient retrying =
+             PenstockClient.builder(input.address()).retry(retry).intercept(firstEnd).build()) {
       Future<GenerateOnceResponse> late;
       try (Blockers blockers = new Blockers(client, BLOCKING_TOKENS)) {
-        late = talk.concurrently(() -> patient.generateOnce(greedy(8).build(), CALL));
+        late = input.concurrently(() -> retrying.generateOnce(greedy(8).build(), CALL));
         Status first = firstEnd.status.get();
         boolean isRejected = first.getCode() == Status.Code.RESOURCE_EXHAUSTED;
         require(isRejected, "behind " + blockers.num() + " others the first attempt: " + first);

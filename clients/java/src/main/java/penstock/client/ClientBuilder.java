@@ -37,7 +37,10 @@ public final class ClientBuilder {
     return this;
   }
 
-  /** Sends a bearer token with each call. Without TLS it is sent only to this machine. */
+  /**
+   * Sends a bearer token with each call. Without TLS, {@link #build} fails unless the address is
+   * local.
+   */
   public ClientBuilder token(String token) {
     Objects.requireNonNull(token, "token");
     return token(() -> token);

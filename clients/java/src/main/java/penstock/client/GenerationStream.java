@@ -37,7 +37,7 @@ public final class GenerationStream
   private final Supplier<Source> opener;
   private final Attempts attempts;
   private final Recovery recovery;
-  private final Duration grace;
+  private final Duration resumeTimeout;
   private final CountDownLatch closing = new CountDownLatch(1);
 
   private GenerateResponse upcoming;
@@ -54,10 +54,10 @@ public final class GenerationStream
     this.terms = terms;
     this.opener = opener;
     com.google.protobuf.Duration timeout = request.getResumeTimeout();
-    grace = Duration.ofSeconds(timeout.getSeconds(), timeout.getNanos());
+    resumeTimeout = Duration.ofSeconds(timeout.getSeconds(), timeout.getNanos());
     attempts = client.newAttempts();
-    recovery = new Recovery(grace, System::nanoTime);
-    reader = new StreamReader(grace);
+    recovery = new Recovery(resumeTimeout, System::nanoTime);
+    reader = new StreamReader(resumeTimeout);
     givenId = request.getRequestId();
     connect();
   }
@@ -66,7 +66,7 @@ public final class GenerationStream
     this.client = client;
     this.terms = terms;
     opener = null;
-    grace = point.gracePeriod();
+    resumeTimeout = point.resumeTimeout();
     attempts = client.newAttempts();
     recovery = Recovery.resumed(point, System::nanoTime);
     reader = new StreamReader(point);
@@ -141,7 +141,7 @@ public final class GenerationStream
   }
 
   /**
-   * Requests the server to end the request. The stream then ends without an error, with
+   * Ends the request on the server. The stream then ends without an error, with
    * FINISH_REASON_CANCELLED.
    *
    * @throws IllegalStateException while the id of the request is unknown
@@ -169,7 +169,7 @@ public final class GenerationStream
     if (numTokens < 1) {
       throw new IllegalArgumentException("numTokens: must be at least 1, not " + numTokens);
     }
-    if (!(source instanceof MultiplexedRequest multiplexed) || !multiplexed.isCreditByHand()) {
+    if (!(source instanceof MultiplexedRequest multiplexed) || !multiplexed.isCreditManual()) {
       throw new IllegalStateException("the stream was not started by generateWithCredit");
     }
     multiplexed.grant(numTokens);
@@ -246,7 +246,7 @@ public final class GenerationStream
     }
     delay = attempts.delayAfter(recovery.explain(failed), terms);
     if (delay.isPresent()) {
-      reader = new StreamReader(grace);
+      reader = new StreamReader(resumeTimeout);
     }
     return delay;
   }
@@ -295,7 +295,7 @@ public final class GenerationStream
     closing.countDown();
     source.stop();
     String requestId = requestId();
-    if (isLeft && !grace.isZero() && !requestId.isEmpty()) {
+    if (isLeft && !resumeTimeout.isZero() && !requestId.isEmpty()) {
       // The end of the caller's context must not end this call.
       client.leave(requestId, terms);
     }

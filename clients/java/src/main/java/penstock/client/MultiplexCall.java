@@ -128,9 +128,9 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     hasAnswer = true;
     try {
       response.getEventsList().forEach(this::receive);
-    } catch (PenstockException unfit) {
-      broken = unfit;
-      call.cancel(unfit.getMessage(), unfit);
+    } catch (PenstockException invalid) {
+      broken = invalid;
+      call.cancel(invalid.getMessage(), invalid);
       return;
     }
     endIfUnused();

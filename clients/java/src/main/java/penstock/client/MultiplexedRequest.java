@@ -43,7 +43,7 @@ final class MultiplexedRequest implements Source {
     return key;
   }
 
-  boolean isCreditByHand() {
+  boolean isCreditManual() {
     return topUp == 0;
   }
 

@@ -42,7 +42,7 @@ import dev.penstock.v1.TokenizeResponse;
  * models. Threads may share one client. Close it when it is no longer needed.
  *
  * <p>Calls block. Interrupting the thread ends its calls; so does the end of {@link
- * Context#current()}. Requests and responses are the messages of package {@code penstock.v1}. Every
+ * Context#current()}. Requests and responses are the messages of package {@code dev.penstock.v1}. Every
  * failure of a call is a {@link PenstockException}. A request with an unpaired surrogate is not
  * sent; it causes an {@link IllegalArgumentException} that names the field.
  */
@@ -198,7 +198,7 @@ public final class PenstockClient implements AutoCloseable {
       }
     } catch (InterruptedException interruption) {
       Thread.currentThread().interrupt();
-    } catch (ExecutionException | TimeoutException unheard) {
+    } catch (ExecutionException | TimeoutException failed) {
       // Requests that were not cancelled end after their resume_timeout.
     } finally {
       isClosed = true;

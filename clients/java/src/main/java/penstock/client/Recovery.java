@@ -8,14 +8,14 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.LongSupplier;
 
 /**
- * Tracks the lost connections of one stream. Each is followed by a Resume within the grace period,
- * or reported. Decides only; it does not wait and makes no calls.
+ * Tracks the lost connections of one stream. Each is followed by a Resume within the resume
+ * timeout, or reported. Decides only; it does not wait and makes no calls.
  */
 final class Recovery {
   private static final double FIRST_DELAY_NS = 50e6;
   private static final double MAX_DELAY_NS = 1e9;
 
-  private final Duration grace;
+  private final Duration resumeTimeout;
   private final LongSupplier nanoTime;
   private boolean isUnderWay;
   private PenstockException first;
@@ -23,14 +23,14 @@ final class Recovery {
   private long sequence;
   private int numFailed;
 
-  Recovery(Duration grace, LongSupplier nanoTime) {
-    this.grace = grace;
+  Recovery(Duration resumeTimeout, LongSupplier nanoTime) {
+    this.resumeTimeout = resumeTimeout;
     this.nanoTime = nanoTime;
   }
 
   /** Returns the tracker of a stream that begins with a Resume. */
   static Recovery resumed(ResumePoint point, LongSupplier nanoTime) {
-    Recovery recovery = new Recovery(point.gracePeriod(), nanoTime);
+    Recovery recovery = new Recovery(point.resumeTimeout(), nanoTime);
     recovery.isUnderWay = true;
     recovery.sequence = point.nextSequence();
     return recovery;
@@ -52,12 +52,12 @@ final class Recovery {
     boolean isOutOfReach = isUnderWay && !hasProgressed && isEngineDown;
     boolean isLoss = (isCut && !isEngineDown) || isOutOfReach;
     // Without a request id the server has accepted nothing, so there is nothing to resume.
-    if (grace.isZero() || point.requestId().isEmpty() || !isLoss) {
+    if (resumeTimeout.isZero() || point.requestId().isEmpty() || !isLoss) {
       isUnderWay = false;
       return Optional.empty();
     }
     if (first == null || hasProgressed) {
-      // The stream had continued, so this is a new loss with a new grace period.
+      // The stream had continued, so this is a new loss with a new resume timeout.
       first = failure;
       lostAtNs = nanoTime.getAsLong();
       numFailed = 0;
@@ -65,7 +65,7 @@ final class Recovery {
     sequence = point.nextSequence();
     Duration delay = nextDelay(failure);
     Duration since = Duration.ofNanos(nanoTime.getAsLong() - lostAtNs);
-    isUnderWay = since.plus(delay).compareTo(grace) <= 0;
+    isUnderWay = since.plus(delay).compareTo(resumeTimeout) <= 0;
     return isUnderWay ? Optional.of(delay) : Optional.empty();
   }
 

@@ -11,15 +11,15 @@ import java.util.Objects;
  * @param requestId the id of the request, which {@code accepted} reported
  * @param nextSequence the sequence number of the next message
  * @param receivedTokenCounts the number of tokens received of each output, by output_index
- * @param gracePeriod the resume_timeout of the request. For this time after a loss, the resumed
+ * @param resumeTimeout the resume_timeout of the request. For this time after a loss, the resumed
  *     stream reconnects by itself; if it is zero, it does not reconnect
  */
-public record ResumePoint(
-    String requestId, long nextSequence, List<Integer> receivedTokenCounts, Duration gracePeriod) {
+public record ResumePoint(String requestId, long nextSequence, List<Integer> receivedTokenCounts,
+    Duration resumeTimeout) {
   /** Rejects null. */
   public ResumePoint {
     Objects.requireNonNull(requestId, "requestId");
-    Objects.requireNonNull(gracePeriod, "gracePeriod");
+    Objects.requireNonNull(resumeTimeout, "resumeTimeout");
     receivedTokenCounts = List.copyOf(receivedTokenCounts);
   }
 }

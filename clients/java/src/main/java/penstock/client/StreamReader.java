@@ -15,7 +15,7 @@ final class StreamReader {
   // here.
   private static final int MAX_OUTPUTS = 1 << 16;
 
-  private final Duration gracePeriod;
+  private final Duration resumeTimeout;
   private final List<Integer> receivedTokenCounts;
   private String requestId;
   private long nextSequence;
@@ -23,12 +23,12 @@ final class StreamReader {
   private GenerateResponse finished;
   private boolean isComplete;
 
-  StreamReader(Duration gracePeriod) {
-    this(new ResumePoint("", 0, List.of(), gracePeriod));
+  StreamReader(Duration resumeTimeout) {
+    this(new ResumePoint("", 0, List.of(), resumeTimeout));
   }
 
   StreamReader(ResumePoint point) {
-    gracePeriod = point.gracePeriod();
+    resumeTimeout = point.resumeTimeout();
     requestId = point.requestId();
     nextSequence = point.nextSequence();
     receivedTokenCounts = new ArrayList<>(point.receivedTokenCounts());
@@ -87,7 +87,7 @@ final class StreamReader {
   }
 
   synchronized ResumePoint point() {
-    return new ResumePoint(requestId, nextSequence, receivedTokenCounts, gracePeriod);
+    return new ResumePoint(requestId, nextSequence, receivedTokenCounts, resumeTimeout);
   }
 
   /** Returns where the next attempt resumes: before a {@code finished} whose status was lost. */

@@ -47,11 +47,11 @@ final class FakeServer implements AutoCloseable {
     server.shutdownNow();
   }
 
-  static GenerateRequest request(Duration grace) {
+  static GenerateRequest request(Duration resumeTimeout) {
     GenerateRequest.Builder request = GenerateRequest.newBuilder();
     request.getTextPromptBuilder().setText("To be, or not");
-    if (!grace.isZero()) {
-      request.getResumeTimeoutBuilder().setSeconds(grace.getSeconds());
+    if (!resumeTimeout.isZero()) {
+      request.getResumeTimeoutBuilder().setSeconds(resumeTimeout.getSeconds());
     }
     return request.build();
   }

@@ -26,7 +26,7 @@ import org.junit.jupiter.api.Timeout;
 
 @Timeout(20)
 class GenerationStreamTest {
-  private static final Duration GRACE = Duration.ofSeconds(30);
+  private static final Duration RESUME_TIMEOUT = Duration.ofSeconds(30);
   private static final RetryPolicy QUICK =
       new RetryPolicy(3, Duration.ofNanos(1), 1, Duration.ofNanos(1), 0);
 
@@ -133,10 +133,10 @@ class GenerationStreamTest {
   }
 
   @Test
-  void resumesByItselfWithinTheGracePeriod() throws Exception {
+  void resumesByItselfWithinTheResumeTimeout() throws Exception {
     Losing service = new Losing();
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
-         GenerationStream stream = server.client().generate(FakeServer.request(GRACE))) {
+         GenerationStream stream = server.client().generate(FakeServer.request(RESUME_TIMEOUT))) {
       assertEquals("t1 t2 ", stream.text().collect(Collectors.joining()));
       ResumeRequest asked = service.resumed.get();
       assertEquals(2, asked.getNextSequence());
@@ -146,10 +146,10 @@ class GenerationStreamTest {
   }
 
   @Test
-  void leavingCancelsWhatWouldLiveOn() throws Exception {
+  void closingCancelsARequestThatWouldContinue() throws Exception {
     Losing service = new Losing();
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
-         GenerationStream stream = server.client().generate(FakeServer.request(GRACE))) {
+         GenerationStream stream = server.client().generate(FakeServer.request(RESUME_TIMEOUT))) {
       stream.next();
       stream.close();
       assertEquals(FakeServer.ID, service.cancelled.get());
@@ -160,7 +160,7 @@ class GenerationStreamTest {
   void detachingDoesNot() throws Exception {
     Losing service = new Losing();
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE)) {
-      try (GenerationStream stream = server.client().generate(FakeServer.request(GRACE))) {
+      try (GenerationStream stream = server.client().generate(FakeServer.request(RESUME_TIMEOUT))) {
         stream.next();
         stream.detach();
         assertEquals(Status.Code.CANCELLED, failureOf(stream).code());
@@ -216,7 +216,7 @@ class GenerationStreamTest {
   @Test
   void aClosedClientIsReportedAsSuch() throws Exception {
     try (FakeServer server = new FakeServer(new Waiting(), QUICK)) {
-      GenerationStream stream = server.client().generate(FakeServer.request(GRACE));
+      GenerationStream stream = server.client().generate(FakeServer.request(RESUME_TIMEOUT));
       stream.next();
       server.client().close();
       assertEquals("the client was closed", failureOf(stream).getMessage());

@@ -27,7 +27,7 @@ class MultiplexTest {
   private static final GenerateRequest REQUEST = FakeServer.request(Duration.ZERO);
 
   /** Passes all calls and commands to the test, which responds. */
-  private static final class ByHand extends GenerationServiceGrpc.GenerationServiceImplBase {
+  private static final class ManualService extends GenerationServiceGrpc.GenerationServiceImplBase {
     private final BlockingQueue<StreamObserver<MultiplexResponse>> calls =
         new LinkedBlockingQueue<>();
     private final BlockingQueue<MultiplexRequest> commands = new LinkedBlockingQueue<>();
@@ -56,7 +56,7 @@ class MultiplexTest {
     }
   }
 
-  private final ByHand service = new ByHand();
+  private final ManualService service = new ManualService();
 
   private static MultiplexResponse event(long key, GenerateResponse response) {
     return MultiplexResponse.newBuilder()

@@ -2,12 +2,12 @@ package penstock.conformance;
 
 import static penstock.conformance.Answers.numbered;
 import static penstock.conformance.Answers.requireSame;
-import static penstock.conformance.NotHeld.require;
-import static penstock.conformance.Talk.CALL;
-import static penstock.conformance.Talk.LONG_TOKENS;
-import static penstock.conformance.Talk.greedy;
-import static penstock.conformance.Talk.joined;
-import static penstock.conformance.Talk.textOf;
+import static penstock.conformance.ExpectationFailed.require;
+import static penstock.conformance.ScenarioInput.CALL;
+import static penstock.conformance.ScenarioInput.LONG_TOKENS;
+import static penstock.conformance.ScenarioInput.greedy;
+import static penstock.conformance.ScenarioInput.joined;
+import static penstock.conformance.ScenarioInput.textOf;
 
 import dev.penstock.v1.FinishReason;
 import dev.penstock.v1.GenerateRequest;
@@ -22,24 +22,24 @@ import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
 
 /** The scenario about many requests on one Multiplex call. */
-final class ManyOnOne {
+final class Multiplexing {
   private static final int NUM_TEXTS = 6;
   private static final int NUM_AT_ONCE = 3;
   private static final int TEXT_TOKENS = 40;
 
-  private ManyOnOne() {}
+  private Multiplexing() {}
 
-  static void multiplex(Talk talk) throws Exception {
-    try (PenstockClient client = talk.client();
+  static void multiplex(ScenarioInput input) throws Exception {
+    try (PenstockClient client = input.client();
          Multiplex multiplex = client.multiplex(MultiplexSettings.STANDARD, CallSettings.NONE)) {
-      textsAndAnError(talk, client, multiplex);
+      textsAndAnError(input, client, multiplex);
       cancel(multiplex);
       credit(multiplex);
     }
   }
 
-  private static void textsAndAnError(Talk talk, PenstockClient client, Multiplex multiplex)
-      throws Exception {
+  private static void textsAndAnError(
+      ScenarioInput input, PenstockClient client, Multiplex multiplex) throws Exception {
     List<CheckedStream> all = new ArrayList<>();
     for (int number = 0; number < NUM_TEXTS; number++) {
       CheckedStream checked =
@@ -52,7 +52,7 @@ final class ManyOnOne {
     wrong.getSamplingBuilder().setTemperature(-1);
     try (CheckedStream rejected = new CheckedStream(multiplex.generate(wrong.build(), CALL))) {
       rejected.untilEnd();
-      throw new NotHeld("temperature -1 was answered");
+      throw new ExpectationFailed("temperature -1 was answered");
     } catch (PenstockException failure) {
       boolean isOfField = failure.code() == Status.Code.INVALID_ARGUMENT;
       require(isOfField, failure + ", not INVALID_ARGUMENT");
@@ -62,7 +62,7 @@ final class ManyOnOne {
       List<Future<String>> texts = new ArrayList<>();
       for (int each = first; each < first + NUM_AT_ONCE; each++) {
         GenerateRequest request = numbered(each, TEXT_TOKENS);
-        texts.add(talk.concurrently(() -> textOf(client.generateOnce(request, CALL))));
+        texts.add(input.concurrently(() -> textOf(client.generateOnce(request, CALL))));
       }
       for (int each = 0; each < NUM_AT_ONCE; each++) {
         requireSame(all.get(first + each).text(), joined(texts.get(each)));

@@ -1,7 +1,7 @@
 // Scenarios about the end of requests (cancels, deadlines), and about failures that they survive.
 #include <thread>
 
-#include "talk.h"
+#include "scenario.h"
 
 namespace conformance {
 namespace {
@@ -11,11 +11,12 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kEndedWithin = 20s;
 
 // Returns whether a new request may have the id, which is possible if no live request has it.
-bool is_free(const Talk& talk, penstock::Client& client, const std::string& request_id) {
+bool is_free(const ScenarioInput& scenario, penstock::Client& client,
+             const std::string& request_id) {
   auto request = greedy(1);
   request.set_request_id(request_id);
   try {
-    client.generate_once(request, talk.call());
+    client.generate_once(request, scenario.call());
     return true;
   } catch (const penstock::Error& error) {
     if (error.reason() != "REQUEST_ID_IN_USE") throw;
@@ -23,44 +24,45 @@ bool is_free(const Talk& talk, penstock::Client& client, const std::string& requ
   }
 }
 
-void cancel_after_first_token(const Talk& talk) {
+void cancel_after_first_token(const ScenarioInput& scenario) {
   auto request = greedy(kLongTokens);
   request.set_request_id(new_id());
-  auto client = talk.client();
-  CheckedStream checked(client.generate(request, talk.call()));
+  auto client = scenario.client();
+  CheckedStream checked(client.generate(request, scenario.call()));
   checked.until_tokens();
   checked.stream().cancel();
   try {
     checked.until_end();
-    throw NotHeld("the cancelled call ended well");
+    throw ExpectationFailed("the cancelled call ended well");
   } catch (const penstock::Error& error) {
     require(error.code() == grpc::StatusCode::CANCELLED, error.what());
   }
   const auto late = Clock::now() + kEndedWithin;
-  while (!is_free(talk, client, request.request_id())) {
-    require(Clock::now() < late, "it still lives 5 s after its call ended");
+  while (!is_free(scenario, client, request.request_id())) {
+    require(Clock::now() < late, "the request is still live 5 s after its call ended");
     std::this_thread::sleep_for(20ms);
   }
 }
 
-void cancel_by_id(const Talk& talk) {
+void cancel_by_id(const ScenarioInput& scenario) {
   auto request = greedy(kLongTokens);
   request.set_request_id(new_id());
-  auto client = talk.client();
-  auto other = talk.client();
-  CheckedStream checked(client.generate(request, talk.call()));
+  auto client = scenario.client();
+  auto other = scenario.client();
+  CheckedStream checked(client.generate(request, scenario.call()));
   checked.until_tokens();
-  const auto state = other.cancel(request.request_id(), talk.call());
+  const auto state = other.cancel(request.request_id(), scenario.call());
   require(state == v1::REQUEST_STATE_PROCESSING, "Cancel found it in " + RequestState_Name(state));
   checked.until_end();
   require(checked.reason() == v1::FINISH_REASON_CANCELLED,
           "the reason is " + FinishReason_Name(checked.reason()));
 }
 
-void deadline(const Talk& talk) {
-  auto client = talk.client();
+void deadline(const ScenarioInput& scenario) {
+  auto client = scenario.client();
   const auto begin = Clock::now();
-  CheckedStream checked(client.generate(greedy(kLongTokens), {.timeout = 1s, .stop = talk.stop}));
+  CheckedStream checked(
+      client.generate(greedy(kLongTokens), {.timeout = 1s, .stop = scenario.stop}));
   try {
     checked.until_end();
   } catch (const penstock::Error& error) {
@@ -68,10 +70,10 @@ void deadline(const Talk& talk) {
     require(Clock::now() - begin < kEndedWithin, "it took more than 5 s to end");
     return;
   }
-  throw NotHeld("it ended well");
+  throw ExpectationFailed("it ended well");
 }
 
-void resume(const Talk& talk) {
+void resume(const ScenarioInput& scenario) {
   constexpr std::uint32_t kNumTokens = 200;
   auto request = greedy(kNumTokens);
   request.mutable_resume_timeout()->set_seconds(30);
@@ -79,45 +81,45 @@ void resume(const Talk& talk) {
   std::string text;
   std::uint32_t num_before = 0;
   {
-    auto client = talk.client();
-    CheckedStream lost(client.generate(request, talk.call()));
+    auto client = scenario.client();
+    CheckedStream lost(client.generate(request, scenario.call()));
     lost.until_tokens(20);
     require(!lost.has_finished(), "it had ended before it was cut");
     point = lost.stream().detach();
     text = lost.text();
     num_before = lost.num_tokens();
   }
-  auto client = talk.client();
-  CheckedStream rest(client.resume(point, 30s, talk.call()), point.next_sequence);
+  auto client = scenario.client();
+  CheckedStream rest(client.resume(point, 30s, scenario.call()), point.next_sequence);
   rest.until_end();
   text += rest.text();
   const auto num_tokens = num_before + rest.num_tokens();
   require(num_tokens == kNumTokens, std::to_string(num_tokens) + " tokens, not 200");
-  const auto once = text_of_once(talk, client, greedy(kNumTokens));
+  const auto once = text_of_once(scenario, client, greedy(kNumTokens));
   require(text == once, "\"" + text + "\" is not \"" + once + "\"");
 }
 
-void engine_killed(const Talk& talk) {
+void engine_killed(const ScenarioInput& scenario) {
   constexpr std::uint32_t kNumTokens = 400;
-  penstock::Client client(talk.address, {.retry = {.max_attempts = 8}});
-  CheckedStream checked(client.generate(greedy(kNumTokens), talk.call()));
+  penstock::Client client(scenario.address, {.retry = {.max_attempts = 8}});
+  CheckedStream checked(client.generate(greedy(kNumTokens), scenario.call()));
   checked.until_tokens();
-  talk.ready();
+  scenario.ready();
   checked.until_end();
   require(checked.num_tokens() == kNumTokens, std::to_string(checked.num_tokens()) + " tokens");
-  const auto once = text_of_once(talk, client, greedy(kNumTokens));
+  const auto once = text_of_once(scenario, client, greedy(kNumTokens));
   require(checked.text() == once, "the text is not that of GenerateOnce");
 }
 
-void drain(const Talk& talk) {
+void drain(const ScenarioInput& scenario) {
   constexpr std::uint32_t kNumTokens = 300;
-  auto client = talk.client();
-  CheckedStream checked(client.generate(greedy(kNumTokens), talk.call()));
+  auto client = scenario.client();
+  CheckedStream checked(client.generate(greedy(kNumTokens), scenario.call()));
   checked.until_tokens();
-  talk.until_go();
+  scenario.until_go();
   try {
-    client.generate_once(greedy(4), talk.call());
-    throw NotHeld("a new request was served");
+    client.generate_once(greedy(4), scenario.call());
+    throw ExpectationFailed("a new request was served");
   } catch (const penstock::Error& error) {
     require(error.code() == grpc::StatusCode::UNAVAILABLE, error.what());
     require(error.reason().empty() || error.reason() == "DRAINING",
@@ -130,7 +132,7 @@ void drain(const Talk& talk) {
 
 }  // namespace
 
-Checks lives() {
+Checks request_ends() {
   return {{"cancel_after_first_token", cancel_after_first_token},
           {"cancel_by_id", cancel_by_id},
           {"deadline", deadline},

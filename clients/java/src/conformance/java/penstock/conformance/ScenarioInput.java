@@ -13,7 +13,7 @@ import penstock.client.PenstockClient;
 import penstock.client.RetryPolicy;
 
 /** Shared by the scenarios: the service, the driver, requests, and concurrent work. */
-record Talk(String address, Driver driver, ExecutorService threads) {
+record ScenarioInput(String address, Driver driver, ExecutorService threads) {
   static final String PROMPT = "The old lighthouse keeper climbed the stairs";
   static final int LONG_TOKENS = 10_000;
 

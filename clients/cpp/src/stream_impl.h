@@ -14,15 +14,15 @@
 
 namespace penstock {
 
-class Stream::Journey {
+class Stream::Impl {
  public:
   // The stream of `request`, or of the request that is resumed at `point`.
-  Journey(std::shared_ptr<Client::Core> core, v1::GenerateRequest request, CallOptions options);
-  Journey(std::shared_ptr<Client::Core> core, const ResumePoint& point, Nanoseconds grace,
-          CallOptions options);
-  Journey(const Journey&) = delete;
-  Journey& operator=(const Journey&) = delete;
-  ~Journey();
+  Impl(std::shared_ptr<Client::Core> core, v1::GenerateRequest request, CallOptions options);
+  Impl(std::shared_ptr<Client::Core> core, const ResumePoint& point, Nanoseconds resume_timeout,
+       CallOptions options);
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl();
 
   // Returns whether an event, the end or a failure is available; waits for it until `until`.
   bool advance(Clock::time_point until);
@@ -37,8 +37,8 @@ class Stream::Journey {
 
  private:
   struct CancelOnStop {
-    Journey* journey;
-    void operator()() const noexcept { journey->cancel(); }
+    Impl* impl;
+    void operator()() const noexcept { impl->cancel(); }
   };
 
   [[nodiscard]] bool is_ready() const { return ready_.has_value() || failure_ || is_over_; }

@@ -1,16 +1,16 @@
 package penstock.conformance;
 
 /** A condition of a scenario does not hold. */
-final class NotHeld extends RuntimeException {
+final class ExpectationFailed extends RuntimeException {
   private static final long serialVersionUID = 1L;
 
-  NotHeld(String why) {
+  ExpectationFailed(String why) {
     super(why);
   }
 
   static void require(boolean holds, String why) {
     if (!holds) {
-      throw new NotHeld(why);
+      throw new ExpectationFailed(why);
     }
   }
 }

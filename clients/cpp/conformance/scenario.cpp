@@ -1,18 +1,18 @@
-#include "talk.h"
+#include "scenario.h"
 
 #include <random>
 
 namespace conformance {
 
 void require(bool holds, const std::string& why) {
-  if (!holds) throw NotHeld(why);
+  if (!holds) throw ExpectationFailed(why);
 }
 
-penstock::Client Talk::client() const {
+penstock::Client ScenarioInput::client() const {
   return penstock::Client(address, {.retry = penstock::kNoRetry});
 }
 
-penstock::CallOptions Talk::call() const {
+penstock::CallOptions ScenarioInput::call() const {
   return {.timeout = kCallTimeout, .stop = stop};
 }
 
@@ -38,25 +38,25 @@ v1::GenerateRequest greedy(const std::string& prompt, std::uint32_t num_tokens) 
   return greedy(penstock::text_request(prompt, num_tokens));
 }
 
-std::string text_of_once(const Talk& talk, penstock::Client& client,
+std::string text_of_once(const ScenarioInput& scenario, penstock::Client& client,
                          const v1::GenerateRequest& request) {
-  const auto once = client.generate_once(request, talk.call());
+  const auto once = client.generate_once(request, scenario.call());
   require(once.outputs_size() == 1, std::to_string(once.outputs_size()) + " outputs, not 1");
   return once.outputs(0).text();
 }
 
-penstock::Failure rejected(const Talk& talk, penstock::Client& client,
-                          const v1::GenerateRequest& request, grpc::StatusCode code,
-                          const std::string& reason) {
+penstock::Failure rejected(const ScenarioInput& scenario, penstock::Client& client,
+                           const v1::GenerateRequest& request, grpc::StatusCode code,
+                           const std::string& reason) {
   try {
-    client.generate_once(request, talk.call());
+    client.generate_once(request, scenario.call());
   } catch (const penstock::Error& error) {
     require(error.code() == code, std::string("rejected with another status: ") + error.what());
     require(error.reason() == reason,
             "the reason is \"" + error.reason() + "\", not " + reason + ": " + error.what());
     return error.failure();
   }
-  throw NotHeld("it was answered, not rejected with " + reason);
+  throw ExpectationFailed("it was answered, not rejected with " + reason);
 }
 
 const v1::RequestAccepted& CheckedStream::until_accepted() {
@@ -76,7 +76,7 @@ const v1::RequestFinished& CheckedStream::until_end() {
 
 void CheckedStream::read() {
   const auto event = stream_.next();
-  if (!event.has_value()) throw NotHeld("the stream ended without finished");
+  if (!event.has_value()) throw ExpectationFailed("the stream ended without finished");
   require(event->sequence() == next_sequence_, "sequence " + std::to_string(event->sequence()) +
                                                    ", not " + std::to_string(next_sequence_));
   require((next_sequence_ == 0) == event->has_accepted(),

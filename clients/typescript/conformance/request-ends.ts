@@ -10,19 +10,19 @@ import {
   CheckedStream,
   LONG_TOKENS,
   newId,
-  NotHeld,
+  ExpectationFailed,
   PROMPT,
   require,
-  type Talk,
-} from "./talk.js";
+  type ScenarioInput,
+} from "./scenario.js";
 import type { Client } from "../src/index.js";
 import { milliseconds, text } from "../src/index.js";
 
 const CALL = { deadlineMs: CALL_MS };
 const ENDED_WITHIN_MS = 20_000;
 
-export async function cancelAfterFirstToken(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function cancelAfterFirstToken(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const requestId = newId();
   const leaving = new AbortController();
   const call = { ...CALL, signal: leaving.signal };
@@ -44,25 +44,27 @@ async function untilIdIsFree(client: Client, requestId: string): Promise<void> {
       throw error;
     }
   }
-  throw new NotHeld(`it still lives ${ENDED_WITHIN_MS} ms after its call ended`);
+  throw new ExpectationFailed(
+    `the request is still live ${ENDED_WITHIN_MS} ms after its call ended`,
+  );
 }
 
-export async function cancelById(talk: Talk): Promise<void> {
+export async function cancelById(scenario: ScenarioInput): Promise<void> {
   const requestId = newId();
   const checked = new CheckedStream(
-    talk.client().generate({ ...greedy(LONG_TOKENS), requestId }, CALL),
+    scenario.client().generate({ ...greedy(LONG_TOKENS), requestId }, CALL),
   );
   await checked.untilTokens();
-  const state = await talk.client().cancel(requestId);
+  const state = await scenario.client().cancel(requestId);
   require(state === RequestState.PROCESSING, `Cancel found it in ${RequestState[state]}`);
   await checked.untilEnd();
   require(checked.finishReason === "CANCELLED", `the reason is ${checked.finishReason}`);
 }
 
-export async function deadline(talk: Talk): Promise<void> {
+export async function deadline(scenario: ScenarioInput): Promise<void> {
   const beganMs = performance.now();
   const checked = new CheckedStream(
-    talk.client().generate(greedy(LONG_TOKENS), { deadlineMs: 1000 }),
+    scenario.client().generate(greedy(LONG_TOKENS), { deadlineMs: 1000 }),
   );
   try {
     await checked.untilEnd();
@@ -73,12 +75,12 @@ export async function deadline(talk: Talk): Promise<void> {
     require(tookMs < ENDED_WITHIN_MS, `it took ${tookMs} ms`);
     return;
   }
-  throw new NotHeld("it ended well");
+  throw new ExpectationFailed("it ended well");
 }
 
-export async function resume(talk: Talk): Promise<void> {
+export async function resume(scenario: ScenarioInput): Promise<void> {
   const numTokens = 200;
-  const lost = talk.client();
+  const lost = scenario.client();
   const once = await lost.generateOnce(greedy(numTokens), CALL);
   const before = new CheckedStream(
     lost.generate({ ...greedy(numTokens), resumeTimeout: milliseconds(30_000) }),
@@ -87,7 +89,7 @@ export async function resume(talk: Talk): Promise<void> {
   const { point } = before.stream;
   lost.close();
   require(!before.finished, "it had ended before it was cut");
-  const rest = new CheckedStream(talk.client().resume(point, CALL));
+  const rest = new CheckedStream(scenario.client().resume(point, CALL));
   await rest.untilEnd();
   const total = before.numTokens + rest.numTokens;
   require(total === numTokens, `${total} tokens, not ${numTokens}`);
@@ -95,27 +97,27 @@ export async function resume(talk: Talk): Promise<void> {
   require(whole === once.outputs[0]?.text, `${JSON.stringify(whole)} is another text`);
 }
 
-export async function engineKilled(talk: Talk): Promise<void> {
-  const client = talk.client({ retry: { maxAttempts: 8 } });
+export async function engineKilled(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client({ retry: { maxAttempts: 8 } });
   const request = greedy(400, text(PROMPT));
   const checked = new CheckedStream(client.generate(request, CALL));
   await checked.untilTokens();
-  talk.ready();
+  scenario.ready();
   await checked.untilEnd();
   const once = await client.generateOnce(request, CALL);
   require(checked.numTokens === 400, `${checked.numTokens} tokens, not 400`);
   require(checked.text === once.outputs[0]?.text, "the text is another than GenerateOnce's");
 }
 
-export async function drain(talk: Talk): Promise<void> {
-  const client = talk.client();
+export async function drain(scenario: ScenarioInput): Promise<void> {
+  const client = scenario.client();
   const numTokens = 300;
   const checked = new CheckedStream(client.generate(greedy(numTokens), CALL));
   await checked.untilTokens();
-  await talk.untilGo();
+  await scenario.untilGo();
   try {
     await client.generateOnce(greedy(4), CALL);
-    throw new NotHeld("a new request was served");
+    throw new ExpectationFailed("a new request was served");
   } catch (error) {
     if (!(error instanceof PenstockError)) throw error;
     const isRight = error.codeName === "UNAVAILABLE" && ["", "DRAINING"].includes(error.reason);

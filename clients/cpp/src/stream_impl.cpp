@@ -1,4 +1,4 @@
-#include "journey.h"
+#include "stream_impl.h"
 
 #include <utility>
 
@@ -9,44 +9,44 @@ namespace {
 
 constexpr auto kLeavingTimeout = std::chrono::seconds(2);
 
-Nanoseconds grace_of(const v1::GenerateRequest& request) {
-  const auto& grace = request.resume_timeout();
-  return std::chrono::seconds(grace.seconds()) + Nanoseconds(grace.nanos());
+Nanoseconds resume_timeout_of(const v1::GenerateRequest& request) {
+  const auto& resume_timeout = request.resume_timeout();
+  return std::chrono::seconds(resume_timeout.seconds()) + Nanoseconds(resume_timeout.nanos());
 }
 
 }  // namespace
 
-Stream::Journey::Journey(std::shared_ptr<Client::Core> core, v1::GenerateRequest request,
-                         CallOptions options)
+Stream::Impl::Impl(std::shared_ptr<Client::Core> core, v1::GenerateRequest request,
+                   CallOptions options)
     : core_(std::move(core)),
       request_(std::move(request)),
       options_(std::move(options)),
       attempts_(core_->attempts(options_)),
-      recovery_(grace_of(*request_)) {
+      recovery_(resume_timeout_of(*request_)) {
   core_->check(options_);
   on_stop_.emplace(options_.stop, CancelOnStop{this});
 }
 
-Stream::Journey::Journey(std::shared_ptr<Client::Core> core, const ResumePoint& point,
-                         Nanoseconds grace, CallOptions options)
+Stream::Impl::Impl(std::shared_ptr<Client::Core> core, const ResumePoint& point,
+                   Nanoseconds resume_timeout, CallOptions options)
     : core_(std::move(core)),
       options_(std::move(options)),
       attempts_(core_->attempts(options_)),
-      recovery_(grace),
+      recovery_(resume_timeout),
       reader_(point),
       delivered_(point) {
   recovery_.begin_at(point.next_sequence);
   on_stop_.emplace(options_.stop, CancelOnStop{this});
 }
 
-Stream::Journey::~Journey() {
+Stream::Impl::~Impl() {
   on_stop_.reset();
   const bool is_left = !is_over_ && !failure_;
   source_.reset();
   if (is_left) end_request();
 }
 
-bool Stream::Journey::advance(Clock::time_point until) {
+bool Stream::Impl::advance(Clock::time_point until) {
   while (!is_ready()) {
     try {
       Source* current = source(until);
@@ -59,7 +59,7 @@ bool Stream::Journey::advance(Clock::time_point until) {
   return true;
 }
 
-std::optional<v1::GenerateResponse> Stream::Journey::take() {
+std::optional<v1::GenerateResponse> Stream::Impl::take() {
   advance(Clock::time_point::max());
   if (failure_) std::rethrow_exception(failure_);
   if (!ready_.has_value()) return {};
@@ -67,7 +67,7 @@ std::optional<v1::GenerateResponse> Stream::Journey::take() {
   return std::exchange(ready_, {});
 }
 
-Source* Stream::Journey::source(Clock::time_point until) {
+Source* Stream::Impl::source(Clock::time_point until) {
   std::unique_lock lock(mutex_);
   if (source_ != nullptr) return source_.get();
   const auto wake = std::min(until, begins_at_);
@@ -80,7 +80,7 @@ Source* Stream::Journey::source(Clock::time_point until) {
   return source_.get();
 }
 
-void Stream::Journey::read() {
+void Stream::Impl::read() {
   auto response = source_->take();
   if (!response.has_value()) {
     ready_ = reader_.end();
@@ -90,7 +90,7 @@ void Stream::Journey::read() {
   }
 }
 
-void Stream::Journey::fail(const Error& error) {
+void Stream::Impl::fail(const Error& error) {
   std::unique_ptr<Source> lost;
   bool is_cancelled = false;
   {
@@ -113,7 +113,7 @@ void Stream::Journey::fail(const Error& error) {
                  : std::make_exception_ptr(Error(explained));
 }
 
-std::optional<Nanoseconds> Stream::Journey::delay_after(const Failure& failure) {
+std::optional<Nanoseconds> Stream::Impl::delay_after(const Failure& failure) {
   const auto now = Clock::now();
   const ResumePoint& point = reader_.point();
   const auto resumes_in = recovery_.delay_after(failure, !point.request_id.empty(),
@@ -127,14 +127,14 @@ std::optional<Nanoseconds> Stream::Journey::delay_after(const Failure& failure) 
   return delay;
 }
 
-void Stream::Journey::cancel() noexcept {
+void Stream::Impl::cancel() noexcept {
   const std::lock_guard lock(mutex_);
   is_cancelled_ = true;
   if (source_ != nullptr) source_->cancel();
   change_.notify_all();
 }
 
-ResumePoint Stream::Journey::detach() {
+ResumePoint Stream::Impl::detach() {
   is_detached_ = true;
   std::unique_ptr<Source> left;
   {
@@ -147,12 +147,12 @@ ResumePoint Stream::Journey::detach() {
   return delivered_;
 }
 
-void Stream::Journey::stop() {
+void Stream::Impl::stop() {
   if (source_ != nullptr && source_->stop()) return;
   core_->cancel(reader_.point().request_id, {.stop = options_.stop});
 }
 
-void Stream::Journey::end_request() noexcept {
+void Stream::Impl::end_request() noexcept {
   const std::string& request_id = reader_.point().request_id;
   if (!recovery_.is_possible() || request_id.empty() || is_detached_) return;
   try {
@@ -163,28 +163,28 @@ void Stream::Journey::end_request() noexcept {
   }
 }
 
-void Stream::Journey::give_credit(std::uint32_t num_tokens) {
+void Stream::Impl::give_credit(std::uint32_t num_tokens) {
   const std::lock_guard lock(mutex_);
   if (source_ != nullptr) source_->give_credit(num_tokens);
 }
 
-std::multimap<std::string, std::string> Stream::Journey::initial_metadata() {
+std::multimap<std::string, std::string> Stream::Impl::initial_metadata() {
   if (source_ == nullptr && !is_ready()) source(Clock::time_point::max());
   return source_ == nullptr ? std::multimap<std::string, std::string>()
                             : source_->initial_metadata();
 }
 
-Stream::Stream(std::unique_ptr<Journey> journey) : journey_(std::move(journey)) {}
+Stream::Stream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&&) noexcept = default;
 Stream::~Stream() = default;
 
 std::optional<v1::GenerateResponse> Stream::next() {
-  return journey_->take();
+  return impl_->take();
 }
 
-bool Stream::wait_for(std::chrono::nanoseconds patience) {
-  return journey_->advance(Clock::now() + patience);
+bool Stream::wait_for(std::chrono::nanoseconds timeout) {
+  return impl_->advance(Clock::now() + timeout);
 }
 
 std::string Stream::text() {
@@ -196,25 +196,25 @@ std::string Stream::text() {
 }
 
 void Stream::cancel() noexcept {
-  journey_->cancel();
+  impl_->cancel();
 }
 ResumePoint Stream::detach() {
-  return journey_->detach();
+  return impl_->detach();
 }
 ResumePoint Stream::point() const {
-  return journey_->point();
+  return impl_->point();
 }
 void Stream::stop() {
-  journey_->stop();
+  impl_->stop();
 }
 void Stream::give_credit(std::uint32_t num_tokens) {
-  journey_->give_credit(num_tokens);
+  impl_->give_credit(num_tokens);
 }
 std::multimap<std::string, std::string> Stream::initial_metadata() {
-  return journey_->initial_metadata();
+  return impl_->initial_metadata();
 }
 int Stream::num_lost_attempts() const {
-  return journey_->num_lost_attempts();
+  return impl_->num_lost_attempts();
 }
 
 }  // namespace penstock

@@ -24,7 +24,7 @@ inline constexpr auto kCallTimeout = 50s;
 inline constexpr std::uint32_t kLongTokens = 10'000;
 
 // A condition of a scenario does not hold.
-class NotHeld : public std::runtime_error {
+class ExpectationFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -33,7 +33,7 @@ void require(bool holds, const std::string& why);
 
 // Passed to each scenario. `ready` reports to the driver that the scenario is ready; `until_go`
 // also waits for the command to continue.
-struct Talk {
+struct ScenarioInput {
   std::string address{};
   std::stop_token stop{};
   std::function<void()> ready{};
@@ -44,13 +44,13 @@ struct Talk {
   [[nodiscard]] penstock::CallOptions call() const;
 };
 
-using Check = void (*)(const Talk& talk);
+using Check = void (*)(const ScenarioInput& scenario);
 using Checks = std::map<std::string, Check>;
 
 Checks answers();
 Checks rejections();
-Checks lives();
-void multiplex(const Talk& talk);
+Checks request_ends();
+void multiplex(const ScenarioInput& scenario);
 
 // Returns a unique request id.
 std::string new_id();
@@ -65,11 +65,11 @@ inline v1::GenerateRequest greedy(std::uint32_t num_tokens) {
 }
 
 // The text of GenerateOnce, and its failure.
-std::string text_of_once(const Talk& talk, penstock::Client& client,
+std::string text_of_once(const ScenarioInput& scenario, penstock::Client& client,
                          const v1::GenerateRequest& request);
-penstock::Failure rejected(const Talk& talk, penstock::Client& client,
-                          const v1::GenerateRequest& request, grpc::StatusCode code,
-                          const std::string& reason);
+penstock::Failure rejected(const ScenarioInput& scenario, penstock::Client& client,
+                           const v1::GenerateRequest& request, grpc::StatusCode code,
+                           const std::string& reason);
 
 // The events of one stream, each checked against the previous one. The client, which is under test,
 // checks for gaps itself; this checks again.

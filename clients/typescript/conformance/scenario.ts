@@ -23,10 +23,10 @@ export const CALL_MS = 50_000;
 export const LONG_TOKENS = 10_000;
 
 /** A condition of a scenario does not hold. */
-export class NotHeld extends Error {}
+export class ExpectationFailed extends Error {}
 
 export function require(holds: boolean, why: string): asserts holds {
-  if (!holds) throw new NotHeld(why);
+  if (!holds) throw new ExpectationFailed(why);
 }
 
 /** Returns a unique request id. */
@@ -44,7 +44,7 @@ export function greedy(maxTokens: number, prompt: GenerateInit["prompt"] = text(
 }
 
 /** Passed to each scenario. Its clients are closed at the end of the scenario. */
-export class Talk {
+export class ScenarioInput {
   readonly #clients: Client[] = [];
   readonly address: string;
   /** Reports to the driver that the scenario is ready. */

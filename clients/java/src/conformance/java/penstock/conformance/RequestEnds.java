@@ -1,12 +1,12 @@
 package penstock.conformance;
 
 import static penstock.conformance.Answers.requireSame;
-import static penstock.conformance.NotHeld.require;
-import static penstock.conformance.Talk.CALL;
-import static penstock.conformance.Talk.LONG_TOKENS;
-import static penstock.conformance.Talk.greedy;
-import static penstock.conformance.Talk.joined;
-import static penstock.conformance.Talk.textOf;
+import static penstock.conformance.ExpectationFailed.require;
+import static penstock.conformance.ScenarioInput.CALL;
+import static penstock.conformance.ScenarioInput.LONG_TOKENS;
+import static penstock.conformance.ScenarioInput.greedy;
+import static penstock.conformance.ScenarioInput.joined;
+import static penstock.conformance.ScenarioInput.textOf;
 
 import dev.penstock.v1.ErrorReason;
 import dev.penstock.v1.FinishReason;
@@ -22,20 +22,20 @@ import penstock.client.ResumePoint;
 import penstock.client.RetryPolicy;
 
 /** Scenarios about the end of requests, and about failures that they survive. */
-final class Lives {
+final class RequestEnds {
   private static final long ENDED_WITHIN_NS = Duration.ofSeconds(20).toNanos();
 
-  private Lives() {}
+  private RequestEnds() {}
 
-  static void cancelAfterFirstToken(Talk talk) {
-    String id = Talk.newId();
-    try (PenstockClient client = talk.client()) {
+  static void cancelAfterFirstToken(ScenarioInput input) {
+    String id = ScenarioInput.newId();
+    try (PenstockClient client = input.client()) {
       CheckedStream checked =
           new CheckedStream(client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL));
       checked.untilTokens(1).close();
       try {
         checked.untilEnd();
-        throw new NotHeld("a stream that was left ended well");
+        throw new ExpectationFailed("a stream that was left ended well");
       } catch (PenstockException failure) {
         require(failure.code() == Status.Code.CANCELLED, failure + ", not CANCELLED");
       }
@@ -55,12 +55,12 @@ final class Lives {
         }
       }
     }
-    throw new NotHeld("it still lives 5 s after its call ended");
+    throw new ExpectationFailed("the request is still live 5 s after its call ended");
   }
 
-  static void cancelById(Talk talk) {
-    String id = Talk.newId();
-    try (PenstockClient client = talk.client(); PenstockClient other = talk.client();
+  static void cancelById(ScenarioInput input) {
+    String id = ScenarioInput.newId();
+    try (PenstockClient client = input.client(); PenstockClient other = input.client();
          CheckedStream checked = new CheckedStream(
              client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL))) {
       checked.untilTokens(1);
@@ -73,14 +73,14 @@ final class Lives {
     }
   }
 
-  static void deadline(Talk talk) {
+  static void deadline(ScenarioInput input) {
     CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofSeconds(1));
     long beganNs = System.nanoTime();
-    try (PenstockClient client = talk.client();
+    try (PenstockClient client = input.client();
          CheckedStream checked =
              new CheckedStream(client.generate(greedy(LONG_TOKENS).build(), soon))) {
       checked.untilEnd();
-      throw new NotHeld("it ended well");
+      throw new ExpectationFailed("it ended well");
     } catch (PenstockException failure) {
       boolean isLate = failure.code() == Status.Code.DEADLINE_EXCEEDED;
       require(isLate, failure + ", not DEADLINE_EXCEEDED");
@@ -89,19 +89,19 @@ final class Lives {
     }
   }
 
-  static void resume(Talk talk) throws Exception {
+  static void resume(ScenarioInput input) throws Exception {
     GenerateRequest.Builder request = greedy(200);
     request.getResumeTimeoutBuilder().setSeconds(30);
-    PenstockClient lost = talk.client();
+    PenstockClient lost = input.client();
     CheckedStream before = new CheckedStream(lost.generate(request.build(), CALL)).untilTokens(20);
     // The connection is lost and the stream is not closed, so nothing is cancelled.
     lost.close();
     require(!before.hasEnded(), "it had ended before it was cut");
     ResumePoint point = before.stream().point();
-    try (PenstockClient client = talk.client();
+    try (PenstockClient client = input.client();
          CheckedStream after = new CheckedStream(client.resume(point, CALL))) {
       Future<String> once =
-          talk.concurrently(() -> textOf(client.generateOnce(greedy(200).build(), CALL)));
+          input.concurrently(() -> textOf(client.generateOnce(greedy(200).build(), CALL)));
       after.untilEnd();
       requireSame(before.text() + after.text(), joined(once));
       int total = before.numTokens() + after.numTokens();
@@ -109,26 +109,26 @@ final class Lives {
     }
   }
 
-  static void engineKilled(Talk talk) {
-    RetryPolicy patience = RetryPolicy.STANDARD.withMaxAttempts(8);
-    try (PenstockClient client = talk.client(patience);
+  static void engineKilled(ScenarioInput input) {
+    RetryPolicy retry = RetryPolicy.STANDARD.withMaxAttempts(8);
+    try (PenstockClient client = input.client(retry);
          CheckedStream checked = new CheckedStream(client.generate(greedy(200).build(), CALL))) {
       checked.untilTokens(1);
-      talk.driver().ready();
+      input.driver().ready();
       checked.untilEnd();
       require(checked.numTokens() == 200, checked.numTokens() + " tokens, not 200");
       requireSame(checked.text(), textOf(client.generateOnce(greedy(200).build(), CALL)));
     }
   }
 
-  static void drain(Talk talk) throws Exception {
-    try (PenstockClient client = talk.client();
+  static void drain(ScenarioInput input) throws Exception {
+    try (PenstockClient client = input.client();
          CheckedStream checked = new CheckedStream(client.generate(greedy(300).build(), CALL))) {
       checked.untilTokens(1);
-      talk.driver().untilGo();
+      input.driver().untilGo();
       try {
         client.generateOnce(greedy(4).build(), CALL);
-        throw new NotHeld("a new request was served");
+        throw new ExpectationFailed("a new request was served");
       } catch (PenstockException failure) {
         require(failure.code() == Status.Code.UNAVAILABLE, failure + ", not UNAVAILABLE");
         boolean hasDelay =

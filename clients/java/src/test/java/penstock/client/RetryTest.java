@@ -14,7 +14,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import org.junit.jupiter.api.Test;
 
 /** Retries and recoveries: when, after what delay, how often. */
-class PatienceTest {
+class RetryTest {
   private static final ResumePoint POINT =
       new ResumePoint(FakeServer.ID, 5, List.of(4), Duration.ofSeconds(10));
   private static final CallTerms NO_DEADLINE = CallTerms.begin(CallSettings.NONE);
@@ -61,7 +61,7 @@ class PatienceTest {
   }
 
   @Test
-  void aWaitThatOutlivesTheDeadlineIsNotBegun() {
+  void aWaitBeyondTheDeadlineIsNotStarted() {
     CallTerms terms = CallTerms.begin(CallSettings.NONE.withDeadline(Duration.ofSeconds(30)));
     Attempts attempts = new Attempts(RetryPolicy.STANDARD, new RetryBudget());
     PenstockException far = failure(Status.Code.UNAVAILABLE, "", Duration.ofSeconds(60));
@@ -94,8 +94,8 @@ class PatienceTest {
   }
 
   @Test
-  void recoversWithinTheGracePeriod() {
-    Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
+  void recoversWithinTheResumeTimeout() {
+    Recovery recovery = new Recovery(POINT.resumeTimeout(), nowNs::get);
     PenstockException lost = failure(Status.Code.UNAVAILABLE, "");
     assertTrue(recovery.delayAfter(lost, POINT).isPresent());
     assertTrue(recovery.isUnderWay());
@@ -105,18 +105,18 @@ class PatienceTest {
   }
 
   @Test
-  void progressRestartsTheGracePeriod() {
-    Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
+  void progressRestartsTheResumeTimeout() {
+    Recovery recovery = new Recovery(POINT.resumeTimeout(), nowNs::get);
     PenstockException lost = failure(Status.Code.UNAVAILABLE, "");
     recovery.delayAfter(lost, POINT);
     nowNs.set(Duration.ofSeconds(11).toNanos());
-    ResumePoint later = new ResumePoint(FakeServer.ID, 6, List.of(5), POINT.gracePeriod());
+    ResumePoint later = new ResumePoint(FakeServer.ID, 6, List.of(5), POINT.resumeTimeout());
     assertTrue(recovery.delayAfter(lost, later).isPresent());
   }
 
   @Test
   void otherFailuresAreReturnedUnchanged() {
-    Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
+    Recovery recovery = new Recovery(POINT.resumeTimeout(), nowNs::get);
     PenstockException invalid = failure(Status.Code.INVALID_ARGUMENT, "");
     assertTrue(recovery.delayAfter(invalid, POINT).isEmpty());
     PenstockException engineDown = failure(Status.Code.UNAVAILABLE, "ENGINE_DOWN");
@@ -127,7 +127,7 @@ class PatienceTest {
 
   @Test
   void aForgottenRequestIsReportedAsLost() {
-    Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
+    Recovery recovery = new Recovery(POINT.resumeTimeout(), nowNs::get);
     PenstockException lost = failure(Status.Code.UNAVAILABLE, "");
     recovery.delayAfter(lost, POINT);
     PenstockException forgotten = failure(Status.Code.NOT_FOUND, "REQUEST_NOT_FOUND");

@@ -11,7 +11,7 @@ import (
 	pb "penstock/v1"
 )
 
-func cancelAfterFirstToken(ctx context.Context, t *talk) error {
+func cancelAfterFirstToken(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func cancelAfterFirstToken(ctx context.Context, t *talk) error {
 	}
 }
 
-func cancelByID(ctx context.Context, t *talk) error {
+func cancelByID(ctx context.Context, t *scenarioInput) error {
 	client, err := dial(t)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func cancelByID(ctx context.Context, t *talk) error {
 	return h.untilReason(pb.FinishReason_FINISH_REASON_CANCELLED)
 }
 
-func resume(ctx context.Context, t *talk) error {
+func resume(ctx context.Context, t *scenarioInput) error {
 	const num = 200
 	client, err := dial(t)
 	if err != nil {
@@ -105,7 +105,7 @@ func resume(ctx context.Context, t *talk) error {
 	return same(before.text.String()+after.text.String(), text, "the text of both streams")
 }
 
-func engineKilled(ctx context.Context, t *talk) error {
+func engineKilled(ctx context.Context, t *scenarioInput) error {
 	const num = 400
 	client, err := dial(t)
 	if err != nil {
@@ -127,7 +127,7 @@ func engineKilled(ctx context.Context, t *talk) error {
 	return same(h.text.String(), text, "the text of the stream")
 }
 
-func drain(ctx context.Context, t *talk) error {
+func drain(ctx context.Context, t *scenarioInput) error {
 	const num = 300
 	client, err := dial(t)
 	if err != nil {
