@@ -2,7 +2,10 @@
 
 A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it.
 
-- Step fitting: least squares over the last observed steps instead of recursive least squares.
+- Step fitting: least squares over the last observed steps instead of recursive least squares; and,
+  by deadlines, a fixed cost model.
+- Output lengths: quantiles of the last outputs, of all requests or of the tenant, instead of
+  hazards by tenant and limit; and no exploration (`plain_variants_deadlines.py`).
 - Sums over the waiting requests: computed again for each forecast, instead of kept up to date.
 - Damping: a limit may rise at any time, instead of only after a wait that grows with each rise that
   had to be reversed.
@@ -331,6 +334,9 @@ VARIANTS = {
     "last-256": _Variant(completion, "OutputLengths", LastLengths, {"num_kept": 256}),
     "own last-64": _Variant(completion, "OutputLengths", OwnLastLengths, {"num_kept": 64}),
     "own last-256": _Variant(completion, "OutputLengths", OwnLastLengths, {"num_kept": 256}),
+    "own endless-256": _Variant(
+        completion, "OutputLengths", OwnLastLengths, {"is_cut_endless": True}
+    ),
     "column-sums": _Variant(waiting_queue, "WaitingSums", ColumnSums, {}),
     "undamped": _Variant(latency_target, "Probes", UndampedProbes, {}),
     "no pauses": _Variant(planner, "DecodePauses", NoPauses, {}),
@@ -515,6 +521,8 @@ def fit_deadlines(options: Namespace) -> Outcome:
     }
     rows: list[DeadlineRow] = []
     for machine, cost in _FITTED_MACHINES.items():
+        if options.machine and machine.name not in options.machine:
+            continue
         for name, requests in cases.items():
             with on_machine(machine, requests[-1].arrival_s):
                 fits = (_RECURSIVE, *_WINDOWS, _FIXED)
@@ -688,16 +696,19 @@ def eviction(options: Namespace) -> Outcome:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="for eviction (with prefix ids) and pauses"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="for all parts but steps and sums (eviction: with prefix ids)",
     )
     parser.add_argument(
         "--capacity-per-s",
         type=float,
         default=20.5,
-        help="for pauses: requests per second of the trace at load 1 of policies.py",
+        help="for pauses and deadlines: requests per second of the trace at load 1 of policies.py",
     )
     parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
-    names = [machine.name for machine in MACHINES]
+    names = dict.fromkeys(machine.name for machine in (*MACHINES, *_FITTED_MACHINES))
     parser.add_argument("--machine", action="append", choices=names, help="only this machine")
     parts = {
         "steps": steps,

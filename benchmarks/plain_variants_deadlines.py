@@ -41,6 +41,7 @@ from simulated_machines import Machine
 
 _MIN_LENGTHS = 16
 _SEED = 11
+_ENDLESS = 2**31
 _NO_TENANT = "\0"
 """The name of no tenant."""
 _LATE = (
@@ -99,10 +100,11 @@ class ShortMemory(OutputLengths):
 
 class LastLengths(OutputLengths):
     """Predicts from the last `num_kept` output lengths of all requests. A truncated output counts
-    as one that ended; running outputs do not count.
+    as one that ended, or as endless (`is_cut_endless`); running outputs do not count.
     """
 
     num_kept = 256
+    is_cut_endless = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,8 +115,9 @@ class LastLengths(OutputLengths):
     ) -> None:
         """Record a request that ended after `num_tokens` output tokens."""
         super().observe(num_tokens, is_cut=is_cut, tenant=tenant, max_tokens=max_tokens)
-        self._last[_NO_TENANT].append(num_tokens)
-        self._last[tenant].append(num_tokens)
+        length = _ENDLESS if is_cut and self.is_cut_endless else num_tokens
+        self._last[_NO_TENANT].append(length)
+        self._last[tenant].append(length)
 
     def distribution(
         self, tenant: str, max_tokens: int, running: Callable[[], RunningOutputs] = RunningOutputs
@@ -319,7 +322,7 @@ def length_traffic(rate_per_s: float) -> dict[str, list[TraceRequest]]:
             _part("short", _SHORT_TOKENS, rate_per_s=8.0), _part("long", _LONG_TOKENS)
         ),
         "new beside long": _together(
-            _part("long", _LONG_TOKENS),
+            _part("long", _LONG_TOKENS, rate_per_s=8.0),
             *(
                 _part(f"new {start_s}", _SHORT_TOKENS, rate_per_s=8.0, start_s=start_s, num_s=5)
                 for start_s in range(0, 2 * _PHASE_S, 5)
