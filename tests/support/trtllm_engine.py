@@ -214,8 +214,8 @@ class TrtllmHarness:
     # The stand-in
 
     def iterate(self, count: int = 1) -> None:
-        """Run iterations of the paused stand-in, each with the work that it causes on the event
-        loop.
+        """Run `count` iterations of the stand-in for TensorRT-LLM, which is paused. After each
+        iteration, wait until the event loop has no work.
         """
         for _ in range(count):
             self.control.step()
