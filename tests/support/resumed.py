@@ -40,7 +40,6 @@ def resumed(
 def resume_after(
     responses: Iterable[pb.GenerateResponse], num_outputs: int = 1, *, request_id: str = "r"
 ) -> pb.ResumeRequest:
-    """Return a request to resume after these messages."""
     responses = list(responses)
     return resumed(
         request_id,
