@@ -53,8 +53,8 @@ _PROBE_EVERY_S = 0.05
 class Level:
     """The results at one load: rates per second, times in milliseconds.
 
-    Only `served_per_s` and `goodput_per_s` leave out requests that end in the warm-up, or after
-    the duration of the load.
+    The rates count the requests that end while requests are sent, without the warm-up; the others
+    count all.
     """
 
     load: float
@@ -121,17 +121,16 @@ def level_of(
 ) -> Level:
     """Return the figures of one load that started at `begun_s`."""
     span_s = duration_s - WARM_UP_S
-    ended = [
-        one for one in seen if one.code == "OK" and WARM_UP_S <= one.ended_s - begun_s < duration_s
-    ]
+    ended = [one for one in seen if WARM_UP_S <= one.ended_s - begun_s < duration_s]
+    served = [one for one in ended if one.code == "OK"]
     rejected = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
     rejected_s = [one.total_s for one in rejected] or [0.0]
     return Level(
         load=load,
-        offered_per_s=len(seen) / duration_s,
-        served_per_s=len(ended) / span_s,
-        goodput_per_s=sum((one.ttft_s or 0.0) <= MAX_TTFT_S for one in ended) / span_s,
-        rejected_per_s=len(rejected) / duration_s,
+        offered_per_s=len(ended) / span_s,
+        served_per_s=len(served) / span_s,
+        goodput_per_s=sum((one.ttft_s or 0.0) <= MAX_TTFT_S for one in served) / span_s,
+        rejected_per_s=sum(one.code == "RESOURCE_EXHAUSTED" for one in ended) / span_s,
         rejection_p50_ms=percentile_ms(rejected_s, 50),
         rejection_p99_ms=percentile_ms(rejected_s, 99),
         health_p99_ms=percentile_ms(probe.took_s, 99),

@@ -37,12 +37,13 @@ _LAG_TICKS = 15
 """Number of statistics reports after which the counters are current; they are up to 1 s old."""
 
 SERVICE = (
-    *simulated(),
+    *simulated(is_readable=False),
     *("--max-num-seqs", "4", "--max-num-waiting", "4", "--fronts", "2"),
     *("--max-seq-len", "262144", "--num-blocks", "20480", "--max-num-batched-tokens", "8192"),
     *("--operations-port", "0", "--deadline-admission", "off"),
 )
-"""`penstock serve` as every scenario finds it: 10 ms steps, four slots, four queue places.
+"""`penstock serve` as every scenario finds it: 10 ms steps, four slots, four queue places, texts of
+arbitrary characters.
 
 It exports traces to a collector: they are the evidence.
 """

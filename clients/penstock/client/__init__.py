@@ -72,6 +72,7 @@ from penstock.client.errors import (
 )
 from penstock.client.events import (
     Accepted,
+    EchoedPrompt,
     Event,
     Finished,
     FinishReason,
@@ -80,6 +81,7 @@ from penstock.client.events import (
     OutputEnd,
     Progress,
     PromptEcho,
+    RequestEnd,
     RequestState,
     Timings,
     TokenRecord,
@@ -194,6 +196,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeadlineUnreachable",
     "Draining",
+    "EchoedPrompt",
     "EngineDown",
     "Event",
     "ExceedsKVCache",
@@ -252,6 +255,7 @@ __all__ = [
     "QuotaExceeded",
     "ReaderStalled",
     "RegexConstraint",
+    "RequestEnd",
     "RequestIdInUse",
     "RequestNotFound",
     "RequestPhase",

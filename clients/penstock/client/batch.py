@@ -9,7 +9,15 @@ from typing import TypeAlias
 
 from penstock.client.decoding import join_outputs
 from penstock.client.errors import PenstockError, StreamBroken
-from penstock.client.events import Accepted, Event, Finished, Generation, PromptEcho, Tokens
+from penstock.client.events import (
+    Accepted,
+    EchoedPrompt,
+    Event,
+    Finished,
+    Generation,
+    PromptEcho,
+    Tokens,
+)
 from penstock.client.options import GenerationRequest
 from penstock.client.prompt import PromptLike
 
@@ -138,12 +146,11 @@ def batch_width(max_concurrency: int, max_concurrent_calls: int | None) -> int:
     return min(max_concurrency, max_concurrent_calls)
 
 
-def _joined(echoes: Iterable[PromptEcho]) -> PromptEcho | None:
+def _joined(echoes: Iterable[PromptEcho]) -> EchoedPrompt | None:
     pieces = tuple(echoes)
     if not pieces:
         return None
-    return PromptEcho(
-        sequence=0,
+    return EchoedPrompt(
         text="".join(piece.text for piece in pieces),
         records=tuple(record for piece in pieces for record in piece.records),
     )

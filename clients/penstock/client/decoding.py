@@ -5,8 +5,9 @@ values and unknown events, from a newer server, cause no error: values become UN
 None.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -16,6 +17,7 @@ import penstock.v1 as pb
 from penstock.client.errors import StreamBroken
 from penstock.client.events import (
     Accepted,
+    EchoedPrompt,
     Event,
     Finished,
     FinishReason,
@@ -24,6 +26,7 @@ from penstock.client.events import (
     OutputEnd,
     Progress,
     PromptEcho,
+    RequestEnd,
     RequestState,
     Timings,
     TokenRecord,
@@ -44,6 +47,8 @@ from penstock.client.operations_values import RequestPhase
 _EnumT = TypeVar(
     "_EnumT", RequestState, FinishReason, WaitReason, ModelState, HealthStatus, RequestPhase
 )
+_EndT = TypeVar("_EndT", bound=RequestEnd)
+_PromptT = TypeVar("_PromptT", bound=EchoedPrompt)
 
 
 def decode_event(response: pb.GenerateResponse) -> Event | None:
@@ -58,9 +63,9 @@ def decode_event(response: pb.GenerateResponse) -> Event | None:
         case "progress":
             return _progress(response.progress, sequence)
         case "finished":
-            return _finished(response.finished, sequence)
+            return _end(response.finished, partial(Finished, sequence=sequence))
         case "prompt":
-            return _prompt(response.prompt, sequence)
+            return _prompt(response.prompt, partial(PromptEcho, sequence=sequence))
         case _:
             return None
 
@@ -69,10 +74,11 @@ def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
     """Convert a complete generation. Raises StreamBroken if a required part is missing."""
     if not (response.HasField("accepted") and response.HasField("finished")):
         raise StreamBroken.with_message("the response has no `accepted` or no `finished`")
+    # Only messages of a stream are numbered; `accepted` is the first of every request.
     accepted = _accepted(response.accepted, 0)
-    finished = _finished(response.finished, 0)
+    finished = _end(response.finished, RequestEnd)
     pieces = [_tokens(tokens, 0) for tokens in response.outputs]
-    echo = _prompt(response.prompt, 0) if response.HasField("prompt") else None
+    echo = _prompt(response.prompt, EchoedPrompt) if response.HasField("prompt") else None
     return Generation(
         accepted=accepted,
         prompt=echo,
@@ -81,7 +87,7 @@ def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
     )
 
 
-def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, ...]:
+def join_outputs(pieces: Iterable[Tokens], finished: RequestEnd) -> tuple[Output, ...]:
     """Join the texts and token records of each output; return the outputs in the order of
     `finished.outputs`."""
     texts: dict[int, list[str]] = {}
@@ -177,8 +183,8 @@ def _progress(message: pb.RequestProgress, sequence: int) -> Progress:
     )
 
 
-def _prompt(message: pb.PromptEcho, sequence: int) -> PromptEcho:
-    return PromptEcho(sequence=sequence, text=message.text, records=_records(message.records))
+def _prompt(message: pb.PromptEcho, kind: Callable[..., _PromptT]) -> _PromptT:
+    return kind(text=message.text, records=_records(message.records))
 
 
 def _tokens(message: pb.TokenDelta, sequence: int) -> Tokens:
@@ -212,9 +218,8 @@ def _records(messages: Iterable[pb.TokenRecord]) -> tuple[TokenRecord, ...]:
     )
 
 
-def _finished(message: pb.RequestFinished, sequence: int) -> Finished:
-    return Finished(
-        sequence=sequence,
+def _end(message: pb.RequestFinished, kind: Callable[..., _EndT]) -> _EndT:
+    return kind(
         outputs=tuple(_output_end(end) for end in message.outputs),
         usage=decode_usage(message.usage),
         timings=decode_timings(message.timings),

@@ -162,20 +162,28 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptEcho:
-    """The next part of the prompt; only if `echo` or `prompt_logprobs` is set. In a `Generation`,
-    the whole prompt.
+class EchoedPrompt:
+    """The prompt, or a part of it.
+
+    Attributes:
+        text: Its text; "" without `echo`.
+        records: Its tokens; empty without `prompt_logprobs`, unless both `echo` and
+            `return_token_ids` are set. The first token of a prompt has no `logprob`.
+    """
+
+    text: str
+    records: tuple[TokenRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEcho(EchoedPrompt):
+    """The next part of the prompt; only if `echo` or `prompt_logprobs` is set.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
-        text: Text to append to the prompt; "" without `echo`.
-        records: The next tokens of the prompt; empty without `prompt_logprobs`, unless both `echo`
-            and `return_token_ids` are set. The first token of a prompt has no `logprob`.
     """
 
     sequence: int
-    text: str
-    records: tuple[TokenRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,19 +263,16 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The last event: the request ended without an error.
+class RequestEnd:
+    """The end of a request without an error.
 
     Attributes:
-        sequence: Number of the message in the stream; 0 in the result of `generate_once` without
-            `multiplex`.
         outputs: The end of each output.
         usage: Token counts of the request.
         timings: The time in each phase.
         num_preemptions: How often the request was preempted.
     """
 
-    sequence: int
     outputs: tuple[OutputEnd, ...]
     usage: Usage
     timings: Timings
@@ -284,6 +289,17 @@ class Finished:
         if num_decoded <= 0 or self.timings.decode_s <= 0:
             return None
         return num_decoded / self.timings.decode_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(RequestEnd):
+    """The last event: the request ended without an error.
+
+    Attributes:
+        sequence: Number of the message in the stream, from 0.
+    """
+
+    sequence: int
 
 
 Event: TypeAlias = Accepted | Progress | PromptEcho | Tokens | Finished
@@ -315,13 +331,13 @@ class Generation:
         accepted: The first event.
         prompt: The prompt; None without `echo` and `prompt_logprobs`.
         outputs: The outputs, in the order of `finished.outputs`.
-        finished: The last event.
+        finished: How the request ended.
     """
 
     accepted: Accepted
-    prompt: PromptEcho | None
+    prompt: EchoedPrompt | None
     outputs: tuple[Output, ...]
-    finished: Finished
+    finished: RequestEnd
 
     @property
     def text(self) -> str:

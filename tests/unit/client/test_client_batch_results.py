@@ -8,6 +8,7 @@ import pytest
 from penstock.client import (
     Accepted,
     BatchItem,
+    EchoedPrompt,
     Event,
     Finished,
     FinishReason,
@@ -79,8 +80,7 @@ def test_an_echo_in_pieces_is_one_prompt() -> None:
 
     prompt = built(accepted(), *pieces, finished()).result().prompt
 
-    assert prompt is not None
-    assert prompt.text == "To be"
+    assert prompt == EchoedPrompt(text="To be", records=())
 
 
 def test_a_second_accepted_begins_again() -> None:

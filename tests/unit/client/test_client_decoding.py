@@ -10,11 +10,13 @@ import penstock.client
 import penstock.v1 as pb
 from penstock.client import (
     Accepted,
+    EchoedPrompt,
     Finished,
     FinishReason,
     ModelLimits,
     ModelState,
     Progress,
+    RequestEnd,
     RequestState,
     StreamBroken,
     Timings,
@@ -163,6 +165,7 @@ def test_whole_generation_joins_outputs() -> None:
             pb.TokenDelta(output_index=1, text="two"),
             pb.TokenDelta(output_index=0, text="one"),
         ],
+        prompt=pb.PromptEcho(text="zero"),
         finished=finished_message(1, 2),
     )
 
@@ -171,7 +174,9 @@ def test_whole_generation_joins_outputs() -> None:
     assert generation.text == "one"
     assert [output.text for output in generation.outputs] == ["one", "two"]
     assert generation.outputs[1].end.num_completion_tokens == 2
-    assert generation.prompt is None
+    assert generation.accepted.sequence == 0
+    assert generation.prompt == EchoedPrompt(text="zero", records=())
+    assert type(generation.finished) is RequestEnd, "only messages of a stream are numbered"
 
 
 @pytest.mark.parametrize("missing", ["accepted", "finished"])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
-from penstock.executor.torch.fused_weights import LayerWeights, Projection
+from penstock.executor.torch.decoder_layer import DecoderLayer
+from penstock.executor.torch.fused_weights import Projection
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.rotary_table import make_rotary_table
 
@@ -108,7 +109,7 @@ class AttentionBench:
         self.attention._part_sums.fill_(float("nan"))
         self.attention._part_scales.fill_(float("nan"))
         nothing = Projection(weight=torch.zeros(1), bias=None)
-        self.layer = LayerWeights(
+        self.layer = DecoderLayer(
             qkv=nothing,
             out=nothing,
             gate_up=nothing,

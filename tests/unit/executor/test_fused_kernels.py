@@ -19,7 +19,8 @@ from penstock.executor.torch.cuda.scratch import Scratch
 from penstock.executor.torch.cuda.step_projection import StepProjection, project_row
 from penstock.executor.torch.cuda.tiles import BUCKETS, MAX_LONG_ROWS
 from penstock.executor.torch.cuda.wide_weights import WeightWidener, with_wide_memory
-from penstock.executor.torch.fused_weights import LayerWeights, Projection
+from penstock.executor.torch.decoder_layer import DecoderLayer
+from penstock.executor.torch.fused_weights import Projection
 from penstock.executor.torch.quantised_weights import FP8, quantise
 from unit.executor.fused_reference import AttentionBench, Case, relative_error
 from unit.executor.triton_device import DEVICE, IS_INTERPRETED
@@ -313,7 +314,7 @@ def test_all_layers_share_the_memory_of_the_widest_weight() -> None:
 
     norm = torch.ones(32, device=DEVICE)
     layers = tuple(
-        LayerWeights(
+        DecoderLayer(
             qkv=projection(48, 32),
             out=projection(32, 32),
             gate_up=projection(200, 32),
@@ -328,9 +329,7 @@ def test_all_layers_share_the_memory_of_the_widest_weight() -> None:
     )
     found = with_wide_memory(layers, torch.float16)
 
-    projections = [
-        one for layer in found for one in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
+    projections = [one for layer in found for one in layer.products]
     shared = [one.wide for one in projections if one.wide is not None]
     assert len(shared) == 8
     assert {one.shape for one in shared} == {(48, 32), (32, 32), (200, 32), (32, 100)}

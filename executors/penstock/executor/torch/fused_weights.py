@@ -6,10 +6,12 @@ the same modules still works.
 """
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.torch.decoder_layer import DecoderLayer
 from penstock.executor.torch.eight_bit_linear import EightBitLinear, wide_weight
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree
 
@@ -33,22 +35,7 @@ class Projection:
         object.__setattr__(self, "transposed", self.weight.t())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerWeights:
-    """The weights of one layer. `input_norm` and `output_norm` are [hidden]; `query_norm` and
-    `key_norm` are [head_dim], None if the layer has no such norm. `window`: the sliding window in
-    tokens, 0 for none.
-    """
-
-    qkv: Projection
-    out: Projection
-    gate_up: Projection
-    down: Projection
-    input_norm: Tensor
-    output_norm: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    window: int
+LayerWeights: TypeAlias = DecoderLayer[Projection]
 
 
 @torch.inference_mode()
@@ -60,17 +47,7 @@ def fuse_weights(tree: DecoderTree) -> list[LayerWeights]:
 
 
 def _fuse_layer(layer: LayerTree, dtype: torch.dtype) -> LayerWeights:
-    fused = LayerWeights(
-        qkv=_join(layer.qkv, dtype),
-        out=_join((layer.out,), dtype),
-        gate_up=_join(layer.gate_up, dtype),
-        down=_join((layer.down,), dtype),
-        input_norm=layer.input_norm,
-        output_norm=layer.output_norm,
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
-        window=layer.window,
-    )
+    fused = layer.with_products(_join(linears, dtype) for linears in layer.products)
     if fused.qkv.weight.device.type == "cuda":
         # Return freed memory: it is fragmented, and the next, larger matrix does not fit into it.
         torch.cuda.empty_cache()

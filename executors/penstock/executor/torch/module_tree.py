@@ -10,11 +10,13 @@ in the tree, such as a multiplier in the forward code.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.torch.decoder_layer import DecoderLayer
 from penstock.executor.torch.eight_bit_linear import EightBitLinear
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.paged_attention import Scoring
@@ -37,21 +39,8 @@ class NotFused(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTree:
-    """One layer's linear layers and norm weights. `qkv`, `gate_up`: linear layers with a common
-    input, to be joined. `window`: the sliding window in tokens, 0 for none.
-    """
-
-    qkv: tuple[nn.Linear, ...]
-    out: nn.Linear
-    gate_up: tuple[nn.Linear, ...]
-    down: nn.Linear
-    input_norm: Tensor
-    output_norm: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    window: int
+LayerTree: TypeAlias = DecoderLayer[tuple[nn.Linear, ...]]
+"""A layer whose products are linear layers with a common input, to be joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +115,11 @@ def _read_layer(layer: Any, scoring: Scoring) -> LayerTree:
         raise NotFused(f"an activation other than SiLU: {type(activation).__name__}")
     attention = layer.self_attn
     has_norms = [getattr(attention, name, None) is not None for name in ("q_norm", "k_norm")]
-    return LayerTree(
+    return DecoderLayer(
         qkv=_linears(layer, "qkv"),
-        out=_linear(layer, "self_attn.o_proj"),
+        out=(_linear(layer, "self_attn.o_proj"),),
         gate_up=_linears(layer, "gate_up"),
-        down=_linear(layer, "mlp.down_proj"),
+        down=(_linear(layer, "mlp.down_proj"),),
         input_norm=_norm_weight(layer, _NORMS[0]),
         output_norm=_norm_weight(layer, _NORMS[1]),
         query_norm=_norm_weight(attention, "q_norm") if has_norms[0] else None,
@@ -180,7 +169,7 @@ def _reject_rest(module: nn.Module, layers: Iterable[LayerTree]) -> None:
     known = {id(decoder.embed_tokens.weight), id(module.get_submodule("lm_head").weight)}
     known.add(id(decoder.norm.weight))
     for layer in layers:
-        for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
+        for linear in chain(*layer.products):
             known.update(id(parameter) for parameter in linear.parameters())
         norms = (layer.input_norm, layer.output_norm, layer.query_norm, layer.key_norm)
         known.update(id(norm) for norm in norms if norm is not None)

@@ -47,13 +47,7 @@ class WideLayers(Sequence[LayerWeights]):
 
     def __getitem__(self, index: Any) -> Any:  # the overloads of Sequence.__getitem__
         layer = self._layers[index]
-        return replace(
-            layer,
-            qkv=_widen(layer.qkv, self._dtype),
-            out=_widen(layer.out, self._dtype),
-            gate_up=_widen(layer.gate_up, self._dtype),
-            down=_widen(layer.down, self._dtype),
-        )
+        return layer.with_products(_widen(one, self._dtype) for one in layer.products)
 
 
 @torch.inference_mode()
@@ -78,13 +72,7 @@ def _quantise_layer(
             linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
         return projection
 
-    found = replace(
-        layer,
-        qkv=one(modules.qkv, layer.qkv),
-        out=one((modules.out,), layer.out),
-        gate_up=one(modules.gate_up, layer.gate_up),
-        down=one((modules.down,), layer.down),
-    )
+    found = layer.with_products(map(one, modules.products, layer.products))
     if found.qkv.weight.device.type == "cuda":
         torch.cuda.empty_cache()
     return found

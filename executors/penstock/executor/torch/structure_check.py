@@ -185,10 +185,10 @@ class _StructureCheck(WholeSequence):
 
     def _finish(self, layer: LayerTree) -> Tensor:
         """Return a layer's output, computed from the output of its attention."""
-        hidden = self._hidden + _linear(self._attended.flatten(1), (layer.out,))
+        hidden = self._hidden + _linear(self._attended.flatten(1), layer.out)
         normed = _rms_norm(hidden, layer.output_norm, self._tree.eps)
         gate, up = _linear(normed, layer.gate_up).chunk(2, -1)
-        return hidden + _linear(functional.silu(gate) * up, (layer.down,))
+        return hidden + _linear(functional.silu(gate) * up, layer.down)
 
     def _compare(
         self, what: str, found: Tensor, expected: Tensor, base: Tensor | None = None

@@ -17,16 +17,13 @@ from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
 from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, LayerAttention
 from penstock.executor.torch.cpu_kernels.native import NativeKernels, NativeLayer
-from penstock.executor.torch.cpu_kernels.native_decoder import DecoderLayer, NativeDecoder
+from penstock.executor.torch.cpu_kernels.native_decoder import NativeDecoder, NativeDecoderLayer
 from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_forward import ForwardResult
 from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch
-
-_NUM_LINEARS = 4
-"""Matrix products of a layer."""
 
 
 class CpuFusedForward:
@@ -172,28 +169,13 @@ def _native_decoder(
     """
     if not isinstance(kernels, NativeKernels):
         return None
-    native: list[DecoderLayer] = []
+    native: list[NativeDecoderLayer] = []
     for layer in layers:
         weights, attention = layer.weights, layer.attention
-        linears = [
-            one.matrix
-            for one in (weights.qkv, weights.out, weights.gate_up, weights.down)
-            if isinstance(one, PackedLinear)
-        ]
-        if len(linears) < _NUM_LINEARS or not isinstance(attention, NativeLayer):
+        packed = [one.matrix for one in weights.products if isinstance(one, PackedLinear)]
+        if len(packed) < len(weights.products) or not isinstance(attention, NativeLayer):
             return None
-        qkv, out, gate_up, down = linears
         native.append(
-            DecoderLayer(
-                attention=attention,
-                qkv=qkv,
-                out=out,
-                gate_up=gate_up,
-                down=down,
-                input_norm=weights.input_norm,
-                output_norm=weights.output_norm,
-                query_norm=weights.query_norm,
-                key_norm=weights.key_norm,
-            )
+            NativeDecoderLayer(weights=weights.with_products(packed), attention=attention)
         )
     return NativeDecoder(kernels, native, model.rotary, eps=model.eps, dtype=model.embedding.dtype)

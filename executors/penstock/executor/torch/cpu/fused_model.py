@@ -8,6 +8,8 @@ layer's weights are in memory twice.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +18,8 @@ from torch.nn import functional
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.packed_matrix import can_pack
-from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
+from penstock.executor.torch.decoder_layer import DecoderLayer
+from penstock.executor.torch.fused_weights import Projection, fuse_weights
 from penstock.executor.torch.load_progress import LoadProgress
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree, NotFused
 from penstock.executor.torch.prepacked_linear import (
@@ -31,22 +34,7 @@ Linear = Callable[[Tensor], Tensor]
 """Maps x [rows, in] to [rows, out]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FusedLayer:
-    """The linear layers of one decoder layer as functions, and its norm weights: `input_norm` and
-    `output_norm` [hidden]; `query_norm` and `key_norm` [head_dim], or None without such norms.
-    `window`: the sliding window in tokens, 0 for none.
-    """
-
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
-    input_norm: Tensor
-    output_norm: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    window: int
+FusedLayer: TypeAlias = DecoderLayer[Linear]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,8 +85,7 @@ def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None
     layer, naming its number of inputs.
     """
     dtype = _packed_format(tree.embedding.dtype, kernels, is_int8=is_int8)
-    layer = tree.layers[0]
-    widths = {layer.qkv[0].in_features, layer.out.in_features, layer.down.in_features}
+    widths = {linears[0].in_features for linears in tree.layers[0].products}
     for width in sorted(widths):
         if dtype is not None and not can_pack(width, dtype):
             raise NotFused(f"a product of {width} inputs in {dtype}")
@@ -110,10 +97,11 @@ def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
     `num_positions`: number of positions of the rotary table.
     """
     first = tree.layers[0]
-    linears = (*first.qkv, first.out, *first.gate_up, first.down)
-    num_layer_weights = sum(linear.weight.numel() for linear in linears)
+    num_layer_weights = sum(linear.weight.numel() for linear in chain(*first.products))
     return FusedModel(
-        layers=tuple(_layer(layer) for layer in fuse_weights(tree)),
+        layers=tuple(
+            layer.with_products(map(JoinedLinear, layer.products)) for layer in fuse_weights(tree)
+        ),
         embedding=tree.embedding,
         head=JoinedLinear(Projection(weight=tree.head, bias=None)),
         final_norm=tree.final_norm,
@@ -146,47 +134,21 @@ def pack_model(
     layers: list[FusedLayer] = []
     for layer, modules in zip(model.layers, tree.layers, strict=True):
         _release(modules)
-        layers.append(
-            replace(
-                layer,
-                qkv=pack(layer.qkv),
-                out=pack(layer.out),
-                gate_up=pack(layer.gate_up),
-                down=pack(layer.down),
-            )
-        )
+        layers.append(layer.with_products(map(pack, layer.products)))
         progress.add(layer_bytes)
     return replace(model, layers=tuple(layers), head=pack(model.head))
 
 
 def num_packed_bytes(model: FusedModel) -> int:
     """Return the total size, in bytes, of the matrices packed for Penstock's CPU kernels."""
-    linears = [
-        linear
-        for layer in model.layers
-        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
+    linears = [linear for layer in model.layers for linear in layer.products]
     return sum(one.num_bytes for one in (*linears, model.head) if isinstance(one, PackedLinear))
 
 
 def _release(layer: LayerTree) -> None:
     """Free the unpacked weights of a layer's modules, because the fused step does not need them."""
-    for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
+    for linear in chain(*layer.products):
         linear.weight.data = freed_weight(linear.weight.detach())
-
-
-def _layer(layer: LayerWeights) -> FusedLayer:
-    return FusedLayer(
-        qkv=JoinedLinear(layer.qkv),
-        out=JoinedLinear(layer.out),
-        gate_up=JoinedLinear(layer.gate_up),
-        down=JoinedLinear(layer.down),
-        input_norm=layer.input_norm,
-        output_norm=layer.output_norm,
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
-        window=layer.window,
-    )
 
 
 def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable[[Linear], Linear]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.executor.torch.cpu_kernels.native import NativeKernels, NativeLayer
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from penstock.executor.torch.decoder_layer import DecoderLayer
 from penstock.executor.torch.rotary_table import RotaryTable
 
 
@@ -53,45 +54,37 @@ class _CActivations(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DecoderLayer:
-    """The weights and the attention of one layer. `input_norm` and `output_norm` are [hidden];
-    `query_norm` and `key_norm` are [head size] or None.
-    """
+class NativeDecoderLayer:
+    """The weights and the attention of one layer."""
 
+    weights: DecoderLayer[PackedMatrix]
     attention: NativeLayer
-    qkv: PackedMatrix
-    out: PackedMatrix
-    gate_up: PackedMatrix
-    down: PackedMatrix
-    input_norm: Tensor
-    output_norm: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
 
     def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
         """Convert to the C structure, for a decoder with this hidden size and dtype. Raises
         ValueError if the shapes or formats of the parts do not match.
         """
-        for norm in (self.input_norm, self.output_norm):
+        layer = self.weights
+        for norm in (layer.input_norm, layer.output_norm):
             if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
                 raise ValueError("a norm's weight does not fit the hidden size")
-        self.attention.check_norms(self.query_norm, self.key_norm)
-        wide = self.down.num_inputs
-        sizes = (self.qkv.num_inputs, self.gate_up.num_inputs, self.out.num_outputs)
-        if {*sizes, self.down.num_outputs} != {hidden} or self.gate_up.num_outputs != 2 * wide:
+        self.attention.check_norms(layer.query_norm, layer.key_norm)
+        wide = layer.down.num_inputs
+        sizes = (layer.qkv.num_inputs, layer.gate_up.num_inputs, layer.out.num_outputs)
+        if {*sizes, layer.down.num_outputs} != {hidden} or layer.gate_up.num_outputs != 2 * wide:
             raise ValueError("matrices of a layer do not fit together")
-        if (self.out.num_inputs, self.qkv.num_outputs) != self.attention.widths:
+        if (layer.out.num_inputs, layer.qkv.num_outputs) != self.attention.widths:
             raise ValueError("matrices of a layer do not fit its heads")
         return _CLayer(
             attention=self.attention.address,
-            qkv=self.qkv.address,
-            out=self.out.address,
-            gate_up=self.gate_up.address,
-            down=self.down.address,
-            input_norm=self.input_norm.data_ptr(),
-            output_norm=self.output_norm.data_ptr(),
-            query_norm=None if self.query_norm is None else self.query_norm.data_ptr(),
-            key_norm=None if self.key_norm is None else self.key_norm.data_ptr(),
+            qkv=layer.qkv.address,
+            out=layer.out.address,
+            gate_up=layer.gate_up.address,
+            down=layer.down.address,
+            input_norm=layer.input_norm.data_ptr(),
+            output_norm=layer.output_norm.data_ptr(),
+            query_norm=None if layer.query_norm is None else layer.query_norm.data_ptr(),
+            key_norm=None if layer.key_norm is None else layer.key_norm.data_ptr(),
         )
 
 
@@ -103,7 +96,7 @@ class NativeDecoder:
     def __init__(
         self,
         kernels: NativeKernels,
-        layers: Sequence[DecoderLayer],
+        layers: Sequence[NativeDecoderLayer],
         rotary: RotaryTable,
         *,
         eps: float,
@@ -112,7 +105,7 @@ class NativeDecoder:
         self._kernels = kernels
         self._kept = tuple(layers), rotary
         first = layers[0]
-        hidden, wide = first.qkv.num_inputs, first.down.num_inputs
+        hidden, wide = first.weights.qkv.num_inputs, first.weights.down.num_inputs
         query_size, qkv_size = first.attention.widths
         self._widths = (hidden, hidden, qkv_size, query_size, 2 * wide, wide)
         self._buffer = torch.empty((0, sum(self._widths)), dtype=dtype)

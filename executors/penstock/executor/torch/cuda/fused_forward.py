@@ -105,9 +105,7 @@ class CudaFusedForward:
             is_fp8=layers[0].qkv.weight.dtype == FP8,
         )
         self._has_biases = any(
-            projection.bias is not None
-            for layer in layers
-            for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
+            projection.bias is not None for layer in layers for projection in layer.products
         )
         self._embed_kernel = FixedKernel(
             embed_rows, block_size=block_size, hidden=self._hidden, part=_PART, num_warps=4
@@ -290,10 +288,9 @@ class CudaFusedForward:
 
 def _formats(layer: LayerWeights) -> tuple[torch.dtype | None, ...]:
     """Return the dtypes of all tensors of a layer that kernels read; None for an absent tensor."""
-    projections = (layer.qkv, layer.out, layer.gate_up, layer.down)
     norms = (layer.input_norm, layer.output_norm, layer.query_norm, layer.key_norm)
     read = (
-        *(part for one in projections for part in (one.weight, one.bias, one.scale)),
+        *(part for one in layer.products for part in (one.weight, one.bias, one.scale)),
         *norms,
     )
     return tuple(None if part is None else part.dtype for part in read)

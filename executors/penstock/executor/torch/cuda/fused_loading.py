@@ -68,7 +68,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
         config,
         dtype=model.dtype,
         capability=torch.cuda.get_device_capability(queue.device),
-        linears=(*tree.layers[0].qkv, tree.layers[0].out, *tree.layers[0].gate_up),
+        linears=(*tree.layers[0].qkv, *tree.layers[0].out, *tree.layers[0].gate_up),
     )
     max_seq_len = served_length(config, model)
     with queue.active():
@@ -266,11 +266,7 @@ def _build(
     fused = CudaFusedForward(
         parts.layers, parts.outer, attention, table, last_tokens, block_size=config.block_size
     )
-    weights = (
-        projection.weight
-        for layer in parts.layers
-        for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    )
+    weights = (one.weight for layer in parts.layers for one in layer.products)
     built = FusedParts(
         model=fused,
         table=table,

@@ -27,24 +27,14 @@ def with_wide_memory(
     The buffer has the size of the largest weight in `dtype`.
     """
     first = layers[0]
-    projections = (first.qkv, first.out, first.gate_up, first.down)
-    num_elements = max(one.weight.numel() for one in projections)
+    num_elements = max(one.weight.numel() for one in first.products)
     memory = torch.empty(num_elements, dtype=dtype, device=first.qkv.weight.device)
 
     def wide(projection: Projection) -> Projection:
         weight = projection.weight
         return replace(projection, wide=memory[: weight.numel()].view(weight.shape))
 
-    return tuple(
-        replace(
-            layer,
-            qkv=wide(layer.qkv),
-            out=wide(layer.out),
-            gate_up=wide(layer.gate_up),
-            down=wide(layer.down),
-        )
-        for layer in layers
-    )
+    return tuple(layer.with_products(map(wide, layer.products)) for layer in layers)
 
 
 class WeightWidener:

@@ -28,18 +28,17 @@ The header, little-endian:
 """
 
 import enum
-import json
 import struct
 import time
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.server.settings.json_values import from_json_value, parse_json, to_json_value
 
 MAGIC = b"penstock-flight\n"
 LAYOUT_VERSION = 1
@@ -292,12 +291,13 @@ def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig
 
 def encode_facts(facts: FlightFacts) -> bytes:
     """Encode the metadata as JSON for the header."""
-    return json.dumps(to_json_value(facts)).encode("ascii")
+    return msgspec.json.encode(facts)
 
 
 def decode_facts(data: bytes) -> FlightFacts:
-    """Decode the result of `encode_facts`. Raises ValueError for other bytes."""
-    return from_json_value(FlightFacts, parse_json(data.decode("ascii")), "facts")
+    """Decode the result of `encode_facts`. Raises ValueError for other bytes, and
+    RecursionError for JSON that is nested too deep."""
+    return msgspec.json.decode(data, type=FlightFacts)
 
 
 def _version() -> str:

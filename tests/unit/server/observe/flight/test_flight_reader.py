@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.server.observe.flight.layout import (
     FACTS_OFFSET,
+    FACTS_SIZE_OFFSET,
     FIRST_OFFSET,
     GENERATION_OFFSET,
     HEADER_BYTES,
@@ -236,9 +238,12 @@ def test_data_that_is_no_recording_is_rejected(tmp_path: Path) -> None:
         for source in (broken, path):
             with pytest.raises(FlightError, match=reason):
                 FlightReader(source)
-    broken = data[:FACTS_OFFSET] + b"[" + data[FACTS_OFFSET + 1 :]
-    with pytest.raises(FlightError, match="facts"):
-        FlightReader(broken).recording()
+    for facts in (b"[", b'{"x":' + b"[" * 2000):
+        changed = bytearray(data)
+        changed[FACTS_OFFSET : FACTS_OFFSET + len(facts)] = facts
+        struct.pack_into("<I", changed, FACTS_SIZE_OFFSET, len(facts))
+        with pytest.raises(FlightError, match="facts"):
+            FlightReader(bytes(changed)).recording()
 
 
 def _copy() -> bytes:
