@@ -150,8 +150,9 @@ class Harness:
         return self._evidence.lacks(roots_of(spans))
 
     async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
-        """Return the number of tokens that the engine has generated, as reported in the statistics:
-        in report number `num_ticks` or, if it comes earlier, the first report of at least `enough`
+        """Return the number of tokens that the engine has generated, according to its statistics.
+
+        The result is from report number `num_ticks`, or from an earlier report of at least `enough`
         tokens.
         """
         service = await self._running()

@@ -91,7 +91,6 @@ class Program:
 
     @property
     def stderr_suffix(self) -> str:
-        """The end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
     async def exit_code(self) -> int | None:
@@ -105,7 +104,6 @@ class Program:
             return None
 
     async def end(self) -> None:
-        """Kill all processes of the program."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()

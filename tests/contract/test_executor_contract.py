@@ -162,7 +162,6 @@ def spec_of(key: int, prompt: NDArray[np.int32], **fields: Any) -> RequestSpec:
 
 
 def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
-    """Return requests with 1, 6, 11 ... prompt tokens and 3, 5, 7 ... output tokens."""
     return [
         spec_of(i + 1, prompt_of(1 + 5 * i, i), max_tokens=3 + 2 * i, **fields)
         for i in range(count)

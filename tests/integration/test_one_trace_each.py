@@ -150,7 +150,6 @@ class Site:
         wanted: Expected,
         **how: Any,
     ) -> TracedCall:
-        """Send a request and check its status."""
         call = self.call(name, style, message, wanted, **how)
         assert await call.outcome() == wanted.code, f"{name}, {style}"
         return call

@@ -127,7 +127,6 @@ class RestartingService:
         return not self._delivered
 
     async def turn(self) -> None:
-        """Run one step of the engine, and read all streams."""
         self._link.pump(1)
         self._core.check_integrity()
         await self._settle()
@@ -143,7 +142,6 @@ class RestartingService:
         await self.begin_life()
 
     async def close(self) -> None:
-        """Check that the engine has no work left, and close it."""
         for _ in range(_MAX_STEPS_UNTIL_IDLE):
             self._link.pump(1)
         assert not self._core.has_work

@@ -55,7 +55,6 @@ class Mutation:
 
 
 def always(value: Any) -> Callable[..., Any]:
-    """Return a function that ignores its arguments and returns `value`."""
     return lambda *_, **__: value
 
 

@@ -97,7 +97,6 @@ class Receiver:
             ]
 
     def wait_for_spans(self, num: int) -> list[Span]:
-        """Wait until there are `num` spans; return all."""
         is_there = self.wait_until(lambda: len(self.spans()) >= num)
         assert is_there, f"{len(self.spans())} of {num} spans came"
         return self.spans()

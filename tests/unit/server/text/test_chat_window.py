@@ -175,8 +175,6 @@ def test_a_cut_equals_that_of_a_full_search(turns: list[tuple[int, bool]], room:
 
 
 class CountingReads(list[int]):
-    """A list that counts how often its items are read."""
-
     num_reads = 0
 
     def __getitem__(self, place: Any) -> Any:
