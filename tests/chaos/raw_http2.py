@@ -83,13 +83,13 @@ def reset(stream: int, code: int = CANCEL) -> bytes:
 
 
 class RawConnection:
-    """A connection that sends frames unchecked. `counts`: number of frames received, by kind;
-    `goaway`: the code of the last GOAWAY; `statuses`: the status codes of calls, in the order of
-    their ends. `settings`: the server's settings; `granted`: number of bytes by which the server
-    extended send windows, by stream; 0 is the connection.
+    """A connection that sends frames without validating them, and acknowledges SETTINGS and PING
+    frames, except the frame kinds in `unacknowledged`.
 
-    It acknowledges SETTINGS and PING frames, except the frame kinds in `unacknowledged`.
-    `initial_window`: receive window of each stream in bytes; it is never extended.
+    `initial_window`: receive window of each stream in bytes; it is never extended. `counts`: number
+    of frames received, by kind. `goaway`: code of the last GOAWAY. `statuses`: status codes of
+    calls, in the order of their ends. `settings`: settings of the server. `granted`: number of
+    bytes by which the server extended send windows, by stream; the connection is stream 0.
     """
 
     def __init__(

@@ -109,8 +109,8 @@ class Harness:
             self._num_made_before = await self._num_made(_LAG_TICKS)
 
     async def lacks(self) -> str:
-        """Return a description of what a passed scenario should have left at the service and did
-        not; "" if nothing is missing.
+        """Return a description of the evidence that a passed scenario did not leave at the service;
+        "" if none is missing.
         """
         await asyncio.to_thread(
             self._collector.wait_until, lambda: not self._lacks_spans(), self._evidence_s

@@ -57,7 +57,6 @@ def new_id() -> str:
 
 
 def greedy(num_tokens: int, **more: Unpack[GenerationOptions]) -> GenerationOptions:
-    """Return options for exactly `num_tokens` greedy tokens, and the options `more`."""
     return {**more, "temperature": 0.0, "ignore_eos": True, "max_tokens": num_tokens}
 
 

@@ -140,7 +140,7 @@ class Run:
         await self._harness.close()
 
     async def ask(self, name: str) -> Result:
-        """Run one scenario and return its result; errors of the program are a failed result."""
+        """Run one scenario and return its result. An error of the program is a failed result."""
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()

@@ -210,8 +210,8 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
 
 
 def iteration_of(executor: CheckedExecutor) -> Callable[[], None] | None:
-    """For a self-paced executor, return a function that runs one iteration, so that the executor
-    does not run ahead of the scheduler; None for other executors.
+    """Return a function that runs one iteration of a self-paced executor, so that the executor does
+    not run ahead of the scheduler; None for other executors.
     """
     if isinstance(executor.inner, TrtllmExecutor):
         return stepped_by_hand(executor.inner)

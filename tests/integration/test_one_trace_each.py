@@ -137,7 +137,6 @@ class Site:
         wanted: Expected,
         **how: Any,
     ) -> TracedCall:
-        """Send a request and record its expected trace."""
         call = TracedCall(how.pop("channel", self.channel), style, message, **how)
         self.expected[f"{name}, {style}"] = (call, wanted)
         return call

@@ -1,5 +1,5 @@
-"""The invariants of an engine, checked after every turn on its state and on the events that its
-clients received.
+"""The invariants of an engine. They are checked after every turn, on the state of the engine and on
+the events that clients received.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ def is_duration(seconds: float | None) -> bool:
 
 
 def check_order(machine: EngineMachine, events: StepEvents) -> None:
-    """Check which requests were admitted and preempted: in order of seniority (FCFS), or by
-    priority class and tenant (FAIR).
+    """Check that the right requests were admitted and preempted: by seniority in the order FCFS, by
+    priority class and tenant in the order FAIR.
     """
     preempted = {change.key for change in events.changes if isinstance(change, Preempted)}
     admitted = {change.key for change in events.changes if isinstance(change, Admitted)}

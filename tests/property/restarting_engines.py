@@ -180,8 +180,10 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Delivered]:
-    """Run all requests to their end, submitted `turns_between` turns apart, while engines die as
-    `deaths` states, in order; return the streams.
+    """Run all requests to their end, while engines die as `deaths` specifies, in order; return the
+    streams.
+
+    Requests are submitted `turns_between` turns apart.
     """
     await service.begin_life()
     delivered: list[Delivered] = []

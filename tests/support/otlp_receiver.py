@@ -102,8 +102,6 @@ class Receiver:
         return self.spans()
 
     def wait_for_names(self, trace_id: str, names: frozenset[str]) -> list[Span]:
-        """Wait until a trace has a span of each name; return its spans."""
-
         def of_trace() -> list[Span]:
             return [span for span in self.spans() if span.trace_id.hex() == trace_id]
 
