@@ -33,6 +33,7 @@ from penstock.client import (
 )
 from penstock.client.retry_budget import RetryBudget
 from penstock.executor.models import resolve_model
+from penstock.executor.simulated.vocabulary import generated_ids
 from support.cut_relay import CutRelay, cut_relay
 from support.simulated_output import simulated_token
 
@@ -144,12 +145,14 @@ def simulated_reference() -> Reference:
     """Return a reference for the simulated executor. The reference computes the output of any
     prompt.
     """
-    config = json.loads((resolve_model("demo") / "config.json").read_text(encoding="utf-8"))
+    folder = resolve_model("demo")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    vocabulary = generated_ids(folder, int(config["vocab_size"]))
 
     def tokens(prompt: Prompt, count: int) -> list[int]:
         ids = np.array(prompt, dtype=np.int32)
         positions = range(len(prompt), len(prompt) + count)
-        return [simulated_token(ids, at, int(config["vocab_size"])) for at in positions]
+        return [simulated_token(ids, at, vocabulary) for at in positions]
 
     return Reference(lambda chance: _prompt(chance, chance.randint(4, 60)), tokens)
 

@@ -90,7 +90,6 @@ class Program:
 
     @property
     def stderr_suffix(self) -> str:
-        """The end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
     async def exit_code(self) -> int | None:
@@ -104,7 +103,6 @@ class Program:
             return None
 
     async def end(self) -> None:
-        """Kill all processes of the program."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -136,7 +134,7 @@ class Run:
         await self._harness.close()
 
     async def ask(self, name: str) -> Result:
-        """Run one scenario and return its result; errors of the program are a failed result."""
+        """Run one scenario and return its result. An error of the program is a failed result."""
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()

@@ -65,6 +65,11 @@ class SimulatedConfig:
         text="whether a step takes the time that the cost model predicts; otherwise only a scripted"
         " slow step takes time",
     )
+    is_readable: bool = setting(
+        True,
+        text="whether only tokens whose text is printable ASCII are generated, if the model folder"
+        " has a tokenizer",
+    )
     min_output_tokens: int = setting(
         1, text="earliest place of the end-of-sequence token in an output, from 1", at_least=1
     )
@@ -101,7 +106,7 @@ class ExecutorConfig:
     Attributes:
         model_path: A Hugging Face folder (see `penstock.executor.models.resolve_model`), required
             by torch and trtllm. The simulated executor uses its vocabulary and length limits when
-            given.
+            given; its tokenizer determines which tokens are readable.
         tokenizer_path: A folder with the tokenizer, for executors that need one; None: the model
             folder.
         kv_cache_bytes: Size of the KV cache, ignored if `num_blocks` is set; the torch executor

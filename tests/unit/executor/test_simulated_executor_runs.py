@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.models import resolve_model
 from penstock.executor.simulated.clock import VirtualClock, WaitableClock
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
@@ -119,6 +121,26 @@ def test_limits_come_from_the_model_folder(tmp_path: Path) -> None:
     ).info
 
     assert (info.vocab_size, info.max_seq_len, info.num_blocks) == (77, 123, 5)
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_the_generated_text_is_readable_unless_all_ids_are_generated(is_readable: bool) -> None:
+    folder = resolve_model("demo")
+    executor = SimulatedExecutor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            model_path=folder,
+            simulated=SimulatedConfig(is_readable=is_readable),
+        )
+    )
+    engine = engine_of(executor, max_tokens=200)
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += engine.step().tokens.tolist()
+
+    text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(tokens)
+    assert (text.isascii() and text.isprintable()) is is_readable
+    assert len(tokens) == 200
 
 
 def test_a_cache_of_no_block_is_rejected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from penstock.executor.config import SimulatedConfig
+from penstock.executor.models import resolve_model
 from penstock.executor.simulated.tokens import (
     simulated_logprobs,
     tokens_at,
 )
+from penstock.executor.simulated.vocabulary import generated_ids
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from support.core import make_spec
 from support.simulated_output import simulated_output, simulated_token
@@ -67,7 +71,7 @@ def test_a_replayed_request_continues_as_before() -> None:
 def test_stop_ids_are_generated_only_if_scripted(prompt: list[int], stop_ids: set[int]) -> None:
     spec = spec_of(ids(*prompt), max_tokens=40, stop_ids=tuple(sorted(stop_ids)))
 
-    output = simulated_output(spec, vocab_size=10)
+    output = simulated_output(spec, 10)
 
     assert len(output) == 40
     assert not stop_ids & set(output.tolist())
@@ -109,10 +113,31 @@ def test_without_stop_ids_a_request_runs_to_its_length() -> None:
     assert len(simulated_output(spec_of(ids(1), max_tokens=6), VOCAB, config)) == 6
 
 
+def test_tokens_are_chosen_from_the_given_ids() -> None:
+    spec = spec_of(ids(1, 2), max_tokens=40, stop_ids=(30,))
+
+    assert set(simulated_output(spec, ids(5, 30, 700)).tolist()) == {5, 700}
+
+
+def test_the_text_of_a_known_tokenizer_is_readable(tmp_path: Path) -> None:
+    folder = resolve_model("demo")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    chosen = generated_ids(folder, tokenizer.get_vocab_size())
+
+    assert len(chosen) > 1000
+    text = tokenizer.decode(chosen.tolist())
+    assert text.isascii()
+    assert text.isprintable()
+    assert generated_ids(folder, 100).max() < 100, "of a smaller vocabulary"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for without in (None, tmp_path, tmp_path / "none"):
+        assert np.array_equal(generated_ids(without, 9), np.arange(9))
+
+
 def test_a_vocabulary_of_only_stop_ids_still_generates_tokens() -> None:
     banned = np.array([[0], [1]], dtype=np.int32)
 
-    tokens = tokens_at(np.array([5], dtype=np.uint64), np.array([3]), 2, banned)
+    tokens = tokens_at(np.array([5], dtype=np.uint64), np.array([3]), ids(0, 1), banned)
 
     assert tokens[0] in (0, 1)
 

@@ -90,9 +90,9 @@ from penstock.tools.command_line import main
                 ("--fronts 0", "fronts"),
                 (
                     '--simulated-config {"zzz":3}',
-                    "--simulated-config.zzz is unknown; known are cost, faults, is_real_time,"
-                    " is_strict, kv_bytes_per_token, max_output_tokens, min_output_tokens,"
-                    " vocab_size\n",
+                    "--simulated-config.zzz is unknown; known are cost, faults, is_readable,"
+                    " is_real_time, is_strict, kv_bytes_per_token, max_output_tokens,"
+                    " min_output_tokens, vocab_size\n",
                 ),
                 ("--simulated-config {", "simulated-config"),
             )

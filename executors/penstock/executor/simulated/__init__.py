@@ -1,5 +1,6 @@
 """An executor without a model: deterministic output and simulated step times.
 
-`executor.SimulatedExecutor` is the executor; `tokens` generates its output. Faults are scripted
+`executor.SimulatedExecutor` is the executor; `tokens` generates its output from the ids that
+`vocabulary` selects. Faults are scripted
 with `penstock.executor.fault`.
 """

@@ -28,6 +28,7 @@ from penstock.executor.simulated.tokens import (
     stop_position,
     tokens_at,
 )
+from penstock.executor.simulated.vocabulary import generated_ids
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo, Feature
 from penstock.scheduler.request import RequestSpec
@@ -65,6 +66,10 @@ class SimulatedExecutor:
         counted = COUNT_FAULTS & {fault.kind for fault in self._config.faults}
         if counted and self._info.pipeline_depth > 1:
             raise ValueError(f"pipeline_depth must be 1 for faults of kind {sorted(counted)}")
+        folder = config.tokenizer_path or config.model_path
+        self._ids = generated_ids(
+            folder if self._config.is_readable else None, self._info.vocab_size
+        )
         self._is_immediate = clock is None and not self._config.is_real_time
         self._clock: WaitableClock = clock or RealTimeClock()
         self._script = FaultScript(self._config.faults)
@@ -231,7 +236,7 @@ class SimulatedExecutor:
         """
         slots = batch.sampled_slots
         ends = _ends(batch, slots)
-        tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
+        tokens = tokens_at(self._origins[slots], ends, self._ids)
         return StepResult(slots=slots, tokens=tokens)
 
     def _fail_slot(self, fault: Fault, slot: int, counts: NDArray[np.int32]) -> None:
@@ -269,7 +274,7 @@ class SimulatedExecutor:
         tokens = tokens_at(
             self._origins[token_slots],
             token_positions,
-            self._info.vocab_size,
+            self._ids,
             batch.arrays.stop_ids[:, token_slots],
         )
         is_stop = token_positions >= self._stop_positions[token_slots]

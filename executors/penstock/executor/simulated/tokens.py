@@ -41,24 +41,26 @@ def request_origin(spec: RequestSpec) -> int:
 def tokens_at(
     origins: NDArray[np.uint64],
     positions: NDArray[np.int64] | NDArray[np.int32],
-    vocab_size: int,
+    ids: NDArray[np.int32],
     banned: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
     """Return tokens int32 [m] at absolute `positions` [m] of the generations with `origins` [m],
-    without the banned tokens.
+    chosen from `ids` [n] without the banned tokens.
 
     `banned` int32 [k, m]: column i has the banned ids of generation i, -1 where unused. A banned
-    token is replaced by the next id that is not banned.
+    token is replaced by the next of `ids` that is not banned.
     """
     hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
-    tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
+    indices = hashed % np.uint64(len(ids))
+    tokens: NDArray[np.int32] = ids[indices]
     if banned is None:
         return tokens
     for _ in range(MAX_STOP_IDS):
         is_banned = (banned == tokens).any(axis=0)
         if not is_banned.any():
             break
-        tokens[is_banned] = (tokens[is_banned] + 1) % vocab_size
+        indices[is_banned] = (indices[is_banned] + np.uint64(1)) % np.uint64(len(ids))
+        tokens = ids[indices]
     return tokens
 
 
