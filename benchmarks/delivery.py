@@ -110,11 +110,11 @@ _GOALS: tuple[Goal, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The servers to run for each load, the durations in seconds, and the number of steps of the
-    engine measurement.
+    """What a run measures.
 
-    The quick run takes about four minutes, because a check needs three rounds; the full run
-    measures the whole grid.
+    `grid`: the servers to run for each load. `warm_s`, `window_s`: durations of the warm-up and of
+    the measurement of a server, in seconds. `num_engine_steps`: number of steps in the measurement
+    of the engine process.
     """
 
     grid: Mapping[Load, tuple[str, ...]]

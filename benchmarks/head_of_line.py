@@ -78,9 +78,6 @@ def ttft_of(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
 
 
 def measure(options: Namespace) -> Outcome:
-    """Run both orders without long prompts, and with long prompts of the same or of another
-    tenant.
-    """
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)
     tenants = {"none": None, "same tenant": "short", "another tenant": "long"}

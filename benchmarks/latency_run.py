@@ -61,8 +61,8 @@ class MachineExecutor(SimulatedExecutor):
 
 
 class _Traffic:
-    """Keeps the number of decoding requests at the machine's load, and the queue filled with
-    prompts.
+    """The requests of a run. As many requests decode as the machine's load has at the time, and
+    `_NUM_BACKLOG` prompts wait for prefill or are in prefill.
     """
 
     def __init__(self, machine: Machine, engine: Engine) -> None:

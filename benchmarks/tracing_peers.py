@@ -72,7 +72,11 @@ class Steps:
 
 
 async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence[Any]) -> None:
-    """Run one of the servers until it is terminated."""
+    """Run a server of `Generate` until SIGTERM, and print its port.
+
+    `note` is called when a request has ended. If `has_metadata` is True, the server sends a trace
+    id as initial metadata.
+    """
     steps = Steps()
 
     async def generate(

@@ -1,5 +1,3 @@
-"""The state diagram in the docs equals the transition table in the code."""
-
 import re
 from pathlib import Path
 

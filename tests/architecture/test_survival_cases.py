@@ -1,5 +1,3 @@
-"""Every survival case has tests, and docs/survival-cases.md lists exactly these tests."""
-
 from __future__ import annotations
 
 import case_table

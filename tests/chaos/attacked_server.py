@@ -69,7 +69,6 @@ class AttackedServer:
                 await task
 
     async def until(self, is_so: Callable[[ServerStats], bool]) -> ServerStats:
-        """Watch the operations statistics until the condition holds."""
         return await until_stats(self.operations, is_so)
 
     async def until_idle(self) -> None:
@@ -83,7 +82,6 @@ class AttackedServer:
         await self.until(is_quiet)
 
     async def until_within(self, max_mib: float) -> None:
-        """Wait until the resident memory of the front is at most `max_mib` MiB."""
         await self.until(lambda _: self.rss_mib() <= max_mib)
 
 

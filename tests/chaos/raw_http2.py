@@ -83,13 +83,13 @@ def reset(stream: int, code: int = CANCEL) -> bytes:
 
 
 class RawConnection:
-    """A connection that sends frames unchecked. `counts`: number of frames received, by kind;
-    `goaway`: the code of the last GOAWAY; `statuses`: the status codes of calls, in the order of
-    their ends. `settings`: the server's settings; `granted`: number of bytes by which the server
-    extended send windows, by stream; 0 is the connection.
+    """A connection that sends frames without validating them, and acknowledges SETTINGS and PING
+    frames, except the frame kinds in `unacknowledged`.
 
-    It acknowledges SETTINGS and PING frames, except the frame kinds in `unacknowledged`.
-    `initial_window`: receive window of each stream in bytes; it is never extended.
+    `initial_window`: receive window of each stream in bytes; it is never extended. `counts`: number
+    of frames received, by kind. `goaway`: code of the last GOAWAY. `statuses`: status codes of
+    calls, in the order of their ends. `settings`: settings of the server. `granted`: number of
+    bytes by which the server extended send windows, by stream; the connection is stream 0.
     """
 
     def __init__(
@@ -140,13 +140,12 @@ class RawConnection:
                 await self._writer.drain()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until the condition holds or the connection is closed."""
         async with asyncio.timeout(TEST_TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: self.is_closed or is_so())
 
     async def until_received(self) -> None:
-        """Send a PING, and wait until it is answered, so that the peer has read all earlier frames,
-        or until the connection is closed.
+        """Wait until the peer has read all earlier frames, which the answer to a PING shows, or
+        until the connection is closed.
         """
         num_before = self.num_answered_pings
         await self.send(frame(PING, 0, 0, b"are you?"))
@@ -159,11 +158,10 @@ class RawConnection:
         await self.until(lambda: self._num_acknowledged_settings >= self._num_settings)
 
     async def until_granted(self, num_bytes: int) -> None:
-        """Wait until the connection's send window has allowed `num_bytes` in total."""
+        """Wait until the server has allowed `num_bytes` in total on the connection."""
         await self.until(lambda: num_bytes <= DEFAULT_WINDOW + self.granted[0])
 
     async def until_all_answered(self, num: int) -> None:
-        """Wait until `num` calls have ended with a status."""
         await self.until(lambda: len(self.statuses) >= num)
 
     async def until_answered(self) -> None:

@@ -38,8 +38,6 @@ from support.service import Service, simulated, until_gone
 
 
 class Fault(enum.StrEnum):
-    """A fault that is injected into a service under load."""
-
     ENGINE_KILL = "engine killed"
     ENGINE_HANG = "engine stopped for good"
     ENGINE_PAUSE = "engine stopped for a second"
@@ -151,7 +149,6 @@ class Watch:
             self.num_looks += 1
 
     def alive(self, role: str) -> list[psutil.Process]:
-        """Return the live processes of a role, oldest first."""
         return [process for known, process in self._live() if known == role]
 
     def read_log(self) -> None:

@@ -42,7 +42,6 @@ async def holder(address: str, count: int) -> AsyncGenerator[asyncio.subprocess.
 
 
 async def hold(address: str, count: int) -> None:
-    """Open `count` streams over one connection and read them."""
     async with grpc.aio.insecure_channel(address) as channel:
         running = [Stream(channel, NUM_TOKENS, first) for first in range(count)]
         await asyncio.gather(*(one.until_running() for one in running))

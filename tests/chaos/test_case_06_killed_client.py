@@ -1,5 +1,3 @@
-"""Case 6: a client process with fifty streams is killed, and the service releases all of them."""
-
 from __future__ import annotations
 
 import signal

@@ -53,7 +53,6 @@ class Storm:
             assert await call.code() is grpc.StatusCode.CANCELLED
 
     async def repeat(self, canary: int) -> None:
-        """Send the same request repeatedly, and record its outputs."""
         stub = pb_grpc.GenerationServiceStub(self.channels[canary % len(self.channels)])
         seen = self.canaries.setdefault(canary, [])
         while self.num_left > 0 or len(seen) < 2:

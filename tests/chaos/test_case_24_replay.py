@@ -73,8 +73,10 @@ async def read(client: Client, number: int, events: list[Event], updates: asynci
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event]]:
-    """Run all streams to their end; return the events of each. `kills`: numbers of tokens; the
-    engine is killed each time that the first stream has reached the next of them.
+    """Run all streams to their end; return the events of each stream.
+
+    Each entry of `kills` is a number of tokens: an engine is killed once the first stream has that
+    many.
     """
     reported: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
     updates = asyncio.Event()

@@ -30,8 +30,8 @@ def ids_of(events: list[Event]) -> list[int]:
 
 
 async def read(address: str, first: int, *, begun: asyncio.Event | None = None) -> list[Event]:
-    """Read one stream over its own connection, setting `begun` at the tenth event; return all
-    events.
+    """Read one stream over a separate connection; return all events. `begun` is set at the tenth
+    event.
     """
     events: list[Event] = []
     async with Client(address, resume_timeout_s=RESUME_TIMEOUT_S) as client:
@@ -62,8 +62,8 @@ async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoi
 async def continue_stream(
     address: str, point: ResumePoint, events: list[Event], *, asked: asyncio.Semaphore
 ) -> None:
-    """Resume at `point` over another connection, on any front, and append the events to `events`;
-    release `asked` just before.
+    """Resume at `point` over another connection, on any front, and append the events to `events`.
+    `asked` is released just before the call.
     """
     async with Client(address, resume_timeout_s=RESUME_TIMEOUT_S) as client:
         asked.release()

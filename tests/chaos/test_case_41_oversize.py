@@ -35,8 +35,10 @@ async def test_case_41_oversized_messages_are_rejected(attack: attacks.Attack) -
 
 
 async def most_mib_while(attacked: AttackedServer, path: str, *, extra: bytes = b"") -> float:
-    """Return the peak growth of the front's memory, MiB, while messages lack their last octet;
-    check that other requests are served meanwhile.
+    """Send messages without their last octet; return by how many MiB the memory of the front grows
+    at most.
+
+    Checks that other requests are served meanwhile.
     """
     before_mib = attacked.rss_mib()
     peak_mib = before_mib

@@ -51,12 +51,10 @@ def engine_conduct(
 
 
 def workers_in(folder: Path) -> set[int]:
-    """Return the pids of all workers that were started."""
     return {int(path.name.removeprefix("worker-")) for path in folder.glob("worker-*")}
 
 
 def is_worker_of(pid: int, folder: Path) -> bool:
-    """Return whether this pid is still one of the workers."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

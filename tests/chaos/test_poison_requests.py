@@ -82,7 +82,6 @@ async def test_new_requests_do_not_wait_for_probation() -> None:
 
 
 async def _until_ok(channel: grpc.aio.Channel) -> None:
-    """Send requests until one succeeds."""
     async with asyncio.timeout(TEST_TIMEOUT_S):
         while await Stream(channel, 5, 60).outcome() is not OK:
             pass

@@ -72,8 +72,8 @@ class Storm:
         )
 
     def deadline_s(self, key: int) -> float:
-        """Return the deadline of request `key`: the current time for every hundredth request. Most
-        other requests have none (NO_TIME), some one within the next second.
+        """Return the deadline of request `key`. Every hundredth request has the current time; of
+        the others, one in ten has a time within the next second, and the rest have none (NO_TIME).
         """
         now_s = self.harness.clock.now_s
         if key % 100 == 0:

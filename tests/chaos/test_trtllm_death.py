@@ -109,7 +109,6 @@ def reason_in(metadata: Any) -> str:
 
 
 async def check_lost(*streams: Stream) -> None:
-    """Check that the calls ended with UNAVAILABLE and the reason ENGINE_DOWN."""
     for one in streams:
         assert await one.outcome() is grpc.StatusCode.UNAVAILABLE
         assert not one.has_finished
@@ -117,7 +116,6 @@ async def check_lost(*streams: Stream) -> None:
 
 
 async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
-    """Check that the next engine serves a request, and that the service stops with exit code 0."""
     await until_health(channel, SERVING)
     assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK
     assert len(site.workers()) == 1

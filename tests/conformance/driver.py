@@ -36,13 +36,11 @@ def parsed(known: tuple[str, ...]) -> argparse.Namespace:
 
 
 def print_result(result: Result) -> None:
-    """Print the result of one scenario as a line."""
     why = f"  {result.why}" if result.why else ""
     print(f"{result.outcome:8}{result.scenario}{why}", flush=True)
 
 
 def main() -> int:
-    """Run the program and print the results; return the exit code."""
     sys.path.insert(0, str(TESTS))
     from conformance.runs import results_of
     from conformance.scenarios import SCENARIOS

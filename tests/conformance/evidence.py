@@ -63,7 +63,6 @@ class ExpectedRequest:
     num: int = 1
 
     def fits(self, root: RootSpan) -> bool:
-        """Return whether a request is of this kind."""
         is_cut = root.num_messages < root.num_asked_tokens / 2
         return (
             root.method in self.methods

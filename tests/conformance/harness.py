@@ -109,8 +109,8 @@ class Harness:
             self._num_made_before = await self._num_made(_LAG_TICKS)
 
     async def lacks(self) -> str:
-        """Return a description of what a passed scenario should have left at the service and did
-        not; "" if nothing is missing.
+        """Return a description of the evidence that a passed scenario did not leave at the service;
+        "" if none is missing.
         """
         await asyncio.to_thread(
             self._collector.wait_until, lambda: not self._lacks_spans(), self._evidence_s
@@ -150,8 +150,9 @@ class Harness:
         return self._evidence.lacks(roots_of(spans))
 
     async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
-        """Return the number of tokens that the engine has generated, as reported in the statistics:
-        in report number `num_ticks` or, if it comes earlier, the first report of at least `enough`
+        """Return the number of tokens that the engine has generated, according to its statistics.
+
+        The result is from report number `num_ticks`, or from an earlier report of at least `enough`
         tokens.
         """
         service = await self._running()

@@ -65,7 +65,6 @@ class Language:
 
     @property
     def path(self) -> Path:
-        """The folder of the language's client."""
         return REPOSITORY / "clients" / self.folder
 
     def why_not(self) -> str:

@@ -22,7 +22,6 @@ _TEXT = "naïve 日本語 🚀"
 
 
 async def stream_in_order(scenario: ScenarioInput) -> None:
-    """Check the order of events: one accepted, then tokens, then one finished."""
     async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
         finished = await checked.until_end()
@@ -36,7 +35,6 @@ async def stream_in_order(scenario: ScenarioInput) -> None:
 
 
 async def once_equals_stream(scenario: ScenarioInput) -> None:
-    """Check that Generate and GenerateOnce return the same text."""
     async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
         await checked.until_end()
@@ -46,7 +44,6 @@ async def once_equals_stream(scenario: ScenarioInput) -> None:
 
 
 async def token_prompt(scenario: ScenarioInput) -> None:
-    """Check that a prompt of token ids gives the same output ids twice."""
     ids = list(range(5, 25))
     answers: list[list[int]] = []
     async with scenario.client() as client:
@@ -66,7 +63,6 @@ async def token_prompt(scenario: ScenarioInput) -> None:
 
 
 async def chat(scenario: ScenarioInput) -> None:
-    """Check the response to a chat prompt of two messages."""
     messages = (
         ChatMessage(role="system", content="You answer in one sentence."),
         ChatMessage(role="user", content="Where is the Globe?"),
@@ -79,7 +75,6 @@ async def chat(scenario: ScenarioInput) -> None:
 
 
 async def utf8_across_chunks(scenario: ScenarioInput) -> None:
-    """Check that characters that consist of several tokens arrive intact."""
     async with scenario.client() as client:
         events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
         checked = CheckedStream(events)
@@ -96,7 +91,6 @@ async def utf8_across_chunks(scenario: ScenarioInput) -> None:
 
 
 async def large_prompt(scenario: ScenarioInput) -> None:
-    """Check the response to a prompt of 100,000 tokens."""
     ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
     async with scenario.client() as client:
         checked = CheckedStream(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
@@ -107,7 +101,6 @@ async def large_prompt(scenario: ScenarioInput) -> None:
 
 
 async def metadata(scenario: ScenarioInput) -> None:
-    """Check that the trace id and the request id of the call are used and returned."""
     trace_id, request_id = secrets.token_hex(16), new_id()
     trace = TraceContext(traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")
     async with scenario.client() as client:

@@ -33,7 +33,6 @@ _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
 
 
 async def multiplex(scenario: ScenarioInput) -> None:
-    """Check texts and an error through the client, and then cancel and credit through the stub."""
     await _texts_and_an_error(scenario)
     async with grpc.aio.insecure_channel(scenario.address) as channel:
         await _Keys(channel).run()

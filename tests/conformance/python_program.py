@@ -25,7 +25,6 @@ def write_line(line: Mapping[str, str]) -> None:
 
 
 async def next_line() -> str:
-    """Return the next line of stdin; "" at its end."""
     return await asyncio.to_thread(sys.stdin.readline)
 
 

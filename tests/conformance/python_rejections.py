@@ -57,7 +57,6 @@ async def rejected(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> Err
 
 
 async def invalid_field(scenario: ScenarioInput) -> None:
-    """Check that an invalid value is rejected with the field's path."""
     async with scenario.client() as client:
         error = await rejected(
             InvalidArgument, client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
@@ -68,7 +67,6 @@ async def invalid_field(scenario: ScenarioInput) -> None:
 
 
 async def unknown_model(scenario: ScenarioInput) -> None:
-    """Check that an unknown model is rejected, with its name in ErrorInfo."""
     async with scenario.client() as client:
         error = await rejected(
             ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
@@ -78,7 +76,6 @@ async def unknown_model(scenario: ScenarioInput) -> None:
 
 
 async def unimplemented_feature(scenario: ScenarioInput) -> None:
-    """Check that an unsupported feature is rejected with its name in ModelFeatures."""
     schema = JsonSchemaConstraint(schema='{"type": "object"}')
     async with scenario.client() as client:
         error = await rejected(
@@ -89,7 +86,6 @@ async def unimplemented_feature(scenario: ScenarioInput) -> None:
 
 
 async def duplicate_request_id(scenario: ScenarioInput) -> None:
-    """Check that a second request with the same id is rejected and the first one unaffected."""
     request_id = new_id()
     async with scenario.client() as client:
         first = CheckedStream(
@@ -122,7 +118,6 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Che
 
 
 async def queue_full(scenario: ScenarioInput) -> None:
-    """Check that a request beyond the queue's limit is rejected with a retry delay."""
     async with scenario.client() as client, full_queue(client, LONG_TOKENS):
         error = await rejected(
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
@@ -132,7 +127,6 @@ async def queue_full(scenario: ScenarioInput) -> None:
 
 
 async def retry_after_rejection(scenario: ScenarioInput) -> None:
-    """Check that the client retries after a rejection, and is served."""
     is_rejected = asyncio.Event()
 
     async def sleep(seconds: float) -> None:

@@ -33,7 +33,6 @@ ENDED_WITHIN_S = 20.0
 
 
 async def cancel_after_first_token(scenario: ScenarioInput) -> None:
-    """Check that closing the iterator ends the request: its id becomes free again."""
     request_id = new_id()
     async with scenario.client() as client:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -59,7 +58,6 @@ async def _until_id_is_free(client: Client, request_id: str) -> None:
 
 
 async def cancel_by_id(scenario: ScenarioInput) -> None:
-    """Check that Cancel from another client ends the stream without an error."""
     request_id = new_id()
     async with scenario.client() as client, scenario.client() as other:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -73,7 +71,6 @@ async def cancel_by_id(scenario: ScenarioInput) -> None:
 
 
 async def deadline(scenario: ScenarioInput) -> None:
-    """Check that the deadline of the call ends the request."""
     async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=1.0, **greedy(LONG_TOKENS)))
         try:
@@ -87,7 +84,6 @@ async def deadline(scenario: ScenarioInput) -> None:
 
 
 async def resume(scenario: ScenarioInput) -> None:
-    """Check that a request survives the loss of its connection, and that its stream is resumed."""
     num_tokens, num_before = 200, 20
     async with scenario.client() as client:
         lost = CheckedStream(client.generate(PROMPT, **greedy(num_tokens, resume_timeout_s=30.0)))
@@ -110,7 +106,6 @@ async def resume(scenario: ScenarioInput) -> None:
 
 
 async def engine_killed(scenario: ScenarioInput) -> None:
-    """Check that a stream continues with the same tokens after its engine was killed."""
     async with Client(scenario.address, retry=RetryPolicy(max_attempts=8)) as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
         await checked.until_tokens()
@@ -122,7 +117,6 @@ async def engine_killed(scenario: ScenarioInput) -> None:
 
 
 async def drain(scenario: ScenarioInput) -> None:
-    """Check that running requests finish and new ones are rejected."""
     async with scenario.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
         await checked.until_tokens()

@@ -48,7 +48,6 @@ Check: TypeAlias = Callable[[ScenarioInput], Awaitable[None]]
 
 
 def require(holds: bool, why: str) -> None:
-    """Raise ExpectationFailed with `why` unless the condition holds."""
     if not holds:
         raise ExpectationFailed(why)
 
@@ -58,7 +57,6 @@ def new_id() -> str:
 
 
 def greedy(num_tokens: int, **more: Unpack[GenerationOptions]) -> GenerationOptions:
-    """Return options for exactly `num_tokens` greedy tokens, and the options `more`."""
     return {**more, "temperature": 0.0, "ignore_eos": True, "max_tokens": num_tokens}
 
 
@@ -86,12 +84,10 @@ class CheckedStream:
 
     @property
     def token_ids(self) -> list[int]:
-        """The token ids received so far, if requested."""
         return [record.id for chunk in self.chunks for record in chunk.records]
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The finish reason of the first output; None before the end."""
         return self.finished.outputs[0].finish_reason if self.finished is not None else None
 
     async def until_accepted(self) -> Accepted:
@@ -104,9 +100,6 @@ class CheckedStream:
             await self._read()
 
     async def until_end(self) -> Finished:
-        """Read to the end of the stream; return the finished event, after which no other may
-        follow.
-        """
         while self.finished is None:
             await self._read()
         late = await anext(self._events, None)

@@ -14,7 +14,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from conformance.harness import Harness
@@ -91,7 +90,6 @@ class Program:
 
     @property
     def stderr_suffix(self) -> str:
-        """The end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
     async def exit_code(self) -> int | None:
@@ -105,7 +103,6 @@ class Program:
             return None
 
     async def end(self) -> None:
-        """Kill all processes of the program."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -132,17 +129,12 @@ class Run:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end_program()
         await self._harness.close()
 
     async def ask(self, name: str) -> Result:
-        """Run one scenario and return its result; errors of the program are a failed result."""
+        """Run one scenario and return its result. An error of the program is a failed result."""
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()

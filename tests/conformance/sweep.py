@@ -144,5 +144,4 @@ def _failures(reports: Sequence[LanguageReport]) -> list[str]:
 
 
 def _in_cell(text: str) -> str:
-    """Return the text as one line without pipes, for a table cell."""
     return " ".join(text.replace("|", "/").split())

@@ -50,13 +50,11 @@ def as_data(report: LanguageReport) -> dict[str, Any]:
 
 
 def print_result(result: Result) -> None:
-    """Print a result, unless the scenario passed."""
     if result.outcome != "passed":
         print(f"  {result.scenario}: {result.outcome}: {result.why}", flush=True)
 
 
 def main() -> int:
-    """Run the scenarios and write the page; return the exit code."""
     sys.path.insert(0, str(TESTS))
     from conformance.programs import LANGUAGES
     from conformance.sweep import NAMES, page_of, run_language

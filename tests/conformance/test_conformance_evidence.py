@@ -1,7 +1,3 @@
-"""A scenario passes only if its requests left the expected traces, regardless of the program's
-output.
-"""
-
 from __future__ import annotations
 
 import sys

@@ -162,7 +162,6 @@ def spec_of(key: int, prompt: NDArray[np.int32], **fields: Any) -> RequestSpec:
 
 
 def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
-    """Return requests with 1, 6, 11 ... prompt tokens and 3, 5, 7 ... output tokens."""
     return [
         spec_of(i + 1, prompt_of(1 + 5 * i, i), max_tokens=3 + 2 * i, **fields)
         for i in range(count)
@@ -211,8 +210,8 @@ def test_a_request_generates_max_tokens(harness: Harness) -> None:
 
 
 def iteration_of(executor: CheckedExecutor) -> Callable[[], None] | None:
-    """For a self-paced executor, return a function that runs one iteration, so that the executor
-    does not run ahead of the scheduler; None for other executors.
+    """Return a function that runs one iteration of a self-paced executor, so that the executor does
+    not run ahead of the scheduler; None for other executors.
     """
     if isinstance(executor.inner, TrtllmExecutor):
         return stepped_by_hand(executor.inner)

@@ -1,5 +1,3 @@
-"""The first section of the changelog is the section of the package's version."""
-
 import re
 import tomllib
 from pathlib import Path

@@ -21,7 +21,6 @@ _MAX_BYTES = 4096
 
 
 def main() -> int:
-    """Fuzz each target; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=600.0, help="for all targets together")
     parser.add_argument("--target", action="append", help="one of the targets (default: all)")

@@ -53,7 +53,6 @@ def read_request(data: bytes) -> None:
 
 
 def parse_messages(data: bytes) -> None:
-    """Parse the bytes as each of the message types in `_MESSAGES`."""
     for message_type in _MESSAGES:
         try:
             num_unknown_fields(parse(message_type, data))
@@ -62,7 +61,6 @@ def parse_messages(data: bytes) -> None:
 
 
 def _check_status(error: Exception) -> None:
-    """Check that an error has a message."""
     assert str(error)
 
 
@@ -85,7 +83,6 @@ class _Table:
 
 
 def read_command(data: bytes) -> None:
-    """Decode and apply a command of a Multiplex call."""
     table: Any = _Table()
     try:
         apply_command(*parse_request(pb.MultiplexRequest, data), table)
@@ -114,7 +111,6 @@ def read_policy(data: bytes) -> None:
 
 
 def read_keys(data: bytes) -> None:
-    """Parse a key set (JWKS); an invalid one must raise BadKeySet."""
     try:
         read_key_set(data, ("RS256", "ES256", "EdDSA"))
     except BadKeySet as error:

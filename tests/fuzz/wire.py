@@ -44,7 +44,6 @@ class WireFuzz:
         self._others = dict(enumerate(data for some in self._seeds.values() for data in some))
 
     async def run(self, channel: grpc.aio.Channel, num_calls: int) -> None:
-        """Send `num_calls` messages, several concurrently."""
         left = iter(range(num_calls))
 
         async def work() -> None:

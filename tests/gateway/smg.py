@@ -27,7 +27,6 @@ _NUM_TRIES = 3
 
 
 def missing_packages() -> list[str]:
-    """Return the names of the PACKAGES (gateway, protocol, client) that are not installed."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
@@ -50,7 +49,6 @@ class Gateway:
         return f"http://127.0.0.1:{self.port}"
 
     def num_lines(self, text: str) -> int:
-        """Return the number of log lines with `text`."""
         return sum(text in line for line in self.lines)
 
     async def until_logged(self, text: str, num: int = 1) -> None:
@@ -73,18 +71,15 @@ class Gateway:
         await self.until_logged("Activated 1 of 1 worker(s)", num + 1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request on a new connection; return the decoded JSON response."""
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)
         return await asyncio.to_thread(_answer, request)
 
     async def get(self, path: str) -> Any:
-        """Send a GET request on a new connection; return the decoded JSON response."""
         return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
 
     async def until_healthy(self) -> None:
-        """Wait until the gateway reports all its workers as healthy."""
         async with asyncio.timeout(TEST_TIMEOUT_S):
             while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
                 pass

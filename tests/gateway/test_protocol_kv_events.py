@@ -64,9 +64,6 @@ async def read(call: Any, max_batches: int) -> None:
 
 
 async def rejected(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
-    """Read up to `num_batches` batches of a call; return the error with which one of the reads
-    fails.
-    """
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
     return caught.value
@@ -304,7 +301,6 @@ class Replay:
                 del self.blocks[removed]
 
     async def read(self, service: SteppedService, call: Any) -> None:
-        """Read and apply one batch while the engine runs."""
         reading = asyncio.ensure_future(call.read())
         await service.until(reading.done, steps=True)
         self.apply(reading.result())
@@ -326,7 +322,6 @@ class Replay:
 
 
 async def test_the_reported_blocks_equal_the_engines_cache(text: ModelText) -> None:
-    """With a real engine and a small cache, the reported blocks are exactly the cached ones."""
     async with stepped(
         text, front=QUIET, gateway=gateway, num_blocks=16, max_seq_len=128
     ) as service:

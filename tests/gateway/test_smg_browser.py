@@ -92,8 +92,6 @@ class Browser:
 
 
 class Page:
-    """An open document."""
-
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
         self._session = session

@@ -35,7 +35,6 @@ async def fill(worker: Service, text: str) -> int:
 
 
 async def num_cached(made: Gateway, text: str) -> int:
-    """Send the prompt through the gateway; return how many of its tokens were cached."""
     body = {"model": "demo", "prompt": text, "max_tokens": 4, "temperature": 0.0}
     answer: Any = await made.post("/v1/completions", body)
     details: dict[str, int] = answer["usage"]["prompt_tokens_details"]

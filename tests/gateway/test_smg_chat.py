@@ -176,7 +176,6 @@ async def test_a_disconnected_client_cancels_the_workers_request(
 
 
 async def until_one_runs(operations: list[OperationsClient]) -> None:
-    """Wait until one of the workers has a running request."""
     watches = [asyncio.create_task(until_stats(one, is_running)) for one in operations]
     await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
     for watch in watches:
@@ -197,7 +196,6 @@ def is_idle(stats: Any) -> bool:
 
 
 async def test_a_constraint_is_rejected_where_the_executor_has_none(harness: Harness) -> None:
-    """The constraint is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
         await harness.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}

@@ -59,7 +59,6 @@ class RecordingRelay(grpc.GenericRpcHandler):
         self.is_shut = False
 
     def to(self, method: str) -> list[Call]:
-        """Return the calls of a method, given by its unqualified name."""
         return [call for call in self.calls if call.method.endswith(f"/{method}")]
 
     def service(self, handler_call_details: Any) -> Any:
@@ -143,15 +142,12 @@ PIXEL = (
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP response."""
-
     status: int
     headers: dict[str, str]
     body: Any
 
     @property
     def text(self) -> str:
-        """The text of the response's only choice."""
         choice = self.body["choices"][0]
         text: str = choice["message"]["content"] if "message" in choice else choice["text"]
         return text
@@ -175,7 +171,6 @@ class Harness:
     async def post(
         self, path: str, headers: dict[str, str] | None = None, **options: Any
     ) -> Answer:
-        """Send a request with the prompt for `path`; return the HTTP response."""
         body = {"model": "demo", **PROMPTS.get(path, {}), **options}
         return await asyncio.to_thread(posted, f"{self.gateway.url}{path}", body, headers or {})
 
@@ -337,7 +332,6 @@ async def test_regex_and_grammar_constraints_are_passed_on(
 async def test_some_options_are_dropped_by_the_gateway(
     harness: Harness, path: str, option: dict[str, Any]
 ) -> None:
-    """The options are dropped silently: neither the worker nor the client is notified."""
     plain = await harness.params(path, max_tokens=4)
 
     assert (await harness.post(path, max_tokens=4, **option)).status == 200

@@ -21,7 +21,6 @@ WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
 
 
 async def ask(client: Any, num: int, max_tokens: int = 10) -> int:
-    """Send request number `num`; return its number of output tokens."""
     answer: Any = await client.completions.create(
         model="demo", prompt=f"request {num}", max_tokens=max_tokens
     )

@@ -59,9 +59,10 @@ def specs_of(lengths: list[int], max_tokens: list[int]) -> list[RequestSpec]:
 def run_together(
     folder: Path, specs: list[RequestSpec], dtype: str
 ) -> tuple[list[StepEvents], set[Any], set[Any]]:
-    """Submit the requests together and run them to their end; return the events, the keys (row
-    count, long contexts) of the forward graphs that were replayed, and the keys of the graphs that
-    were captured.
+    """Submit the requests together, and run them to their end.
+
+    Returns the events, the keys of the forward graphs that were replayed, and the keys of those
+    that were captured. A key is (number of rows, whether a row has a long context).
     """
     config = ExecutorConfig(
         model_path=folder,

@@ -97,14 +97,12 @@ def text_request(num_tokens: int) -> pb.GenerateRequest:
 
 
 def chat_request(num_tokens: int) -> pb.GenerateRequest:
-    """Return the request of `text_request` with a chat prompt."""
     message = text_request(num_tokens)
     message.chat_prompt.messages.add(role="user", parts=[ContentPart(text=WORDS["chat"])])
     return message
 
 
 def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
-    """Return the request of `text_request` with a prompt of token ids, followed by `more`."""
     message = text_request(num_tokens)
     message.token_prompt.ids.extend((*IDS, *more))
     return message

@@ -43,7 +43,6 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def security_files(tmp_path: Path) -> SecurityFiles:
-    """Provide the files of a service with authentication."""
     return SecurityFiles(tmp_path)
 
 

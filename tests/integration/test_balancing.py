@@ -48,7 +48,6 @@ class SteadyLoad:
         self._changed = asyncio.Condition()
 
     async def call(self, client: Client) -> None:
-        """Send one request after another."""
         while True:
             try:
                 result = await client.generate_once(PROMPT, max_tokens=4, deadline_s=TEST_TIMEOUT_S)

@@ -224,7 +224,6 @@ async def test_no_service_at_the_address_exits_with_code_3() -> None:
 
 
 def workers_of(process: asyncio.subprocess.Process) -> list[psutil.Process]:
-    """Return the worker processes of a `penstock bench`."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if any("spawn_main" in part for part in child.cmdline())]
 

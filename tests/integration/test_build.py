@@ -44,7 +44,6 @@ class Harness:
 
     @property
     def visible(self) -> list[str]:
-        """The names of the cache's entries except locks, sorted."""
         names = [path.name for path in self.cache.iterdir()] if self.cache.exists() else []
         return sorted(name for name in names if not name.endswith(".lock"))
 
@@ -69,7 +68,6 @@ class Harness:
 
 
 async def until_printed(process: asyncio.subprocess.Process, text: bytes) -> None:
-    """Read stderr up to a line with `text`."""
     assert process.stderr is not None
     line = b""
     while text not in line:

@@ -137,7 +137,6 @@ def test_case_04_cancel_racing_completion_in_the_engine() -> None:
 
 
 async def outcome(call: Any) -> grpc.StatusCode:
-    """Read a call to its end; return its status."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
         async for _ in call:
             pass

@@ -38,9 +38,6 @@ async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None
 
 
 async def test_case_11_the_servers_default_deadline(text: ModelText) -> None:
-    """A call without a deadline gets the server's default; when that passes, the engine ends the
-    request.
-    """
     now_s = 1000.0
     config = FrontConfig(default_deadline_s=2.0, acceptance_delay_s=0.0)
     async with stepped(text, front=config, clock=lambda: now_s) as service:

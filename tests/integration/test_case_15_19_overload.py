@@ -213,7 +213,6 @@ async def test_case_18_a_limit_per_minute_returns_a_retry_time(text: ModelText) 
 
 
 async def test_case_19_retries_respect_the_retry_delay_and_are_limited(text: ModelText) -> None:
-    """The service stays full: no client retries early, and few retry in total."""
     num_calls, reported_s = 100, 1.5
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         _, shown = await filled(service, num_tokens=40)
@@ -259,9 +258,6 @@ async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText
 async def test_case_10_a_deadline_shorter_than_the_queue(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request is rejected at admission, before any computation; the error has the estimated
-    time.
-    """
     now_s = 7000.0
     config = SchedulerConfig(max_num_waiting=64, max_num_batched_tokens=256)
     async with stepped(text, scheduler=config, max_num_seqs=1, clock=lambda: now_s) as service:

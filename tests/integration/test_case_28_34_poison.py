@@ -63,8 +63,8 @@ async def outcome(call: Any) -> tuple[list[int], str, str]:
 
 
 async def check_one_falls(service: SteppedService, text: ModelText, place: int) -> None:
-    """Run 32 requests of which number `place` causes a fault. Check that it ends with INTERNAL,
-    that the others are unaffected, and that all are released.
+    """Run 32 requests, of which the one at index `place` causes a fault. Check that this request
+    ends with INTERNAL, that the others are unaffected, and that all are released.
     """
     prompts = [prompt_of(index) for index in range(NUM_REQUESTS)]
     prompts[place][1] = POISON

@@ -119,9 +119,6 @@ def steps_until_clean(engine: Engine, most: int) -> list[StepEvents]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_case_36_cleanup_without_running_requests(depth: int) -> None:
-    """The blocks of cancelled requests are freed and their ends reported although no new request
-    arrives.
-    """
     engine, executor = make_engine(make_info(pipeline_depth=depth))
     for key in range(1, 7):
         engine.submit((make_spec(key, max_tokens=40),))

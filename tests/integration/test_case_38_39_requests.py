@@ -130,7 +130,6 @@ ROWS = [
 async def ended(
     channel: Any, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> grpc.aio.AioRpcError | None:
-    """Read one call to its end; return its error, if any."""
     call = channel.unary_stream(GENERATE)(data, timeout=TEST_TIMEOUT_S, metadata=metadata)
     try:
         async for _ in call:

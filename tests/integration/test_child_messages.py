@@ -52,7 +52,6 @@ class ProcessHarness:
         return await asyncio.wait_for(self.messages.get(), TEST_TIMEOUT_S)
 
     async def kept_alive(self) -> asyncio.Task[int]:
-        """Keep the process alive in a task; return the task once the process is ready."""
         keeper = asyncio.create_task(self.process.keep_alive())
         await asyncio.wait_for(self.process.is_ready.wait(), TEST_TIMEOUT_S)
         return keeper

@@ -88,7 +88,6 @@ async def chat(
 
 
 async def expect_answer(terminal: Terminal, line: bytes, answer: bytes) -> None:
-    """Type a line at the prompt; wait until `answer` is displayed."""
     await terminal.wait_for(b"> ")
     terminal.type(line + b"\n")
     await terminal.wait_for(answer)

@@ -1,5 +1,3 @@
-"""One of two services drains while clients of every kind send requests: no request fails."""
-
 import asyncio
 import signal
 import threading

@@ -214,7 +214,6 @@ def test_many_frames_at_once_do_not_block_steps(
     now_s = 0.0
 
     def clock() -> float:
-        """Return the time, which advances by 1 ms with each call."""
         nonlocal now_s
         now_s += 0.001
         return now_s

@@ -39,8 +39,8 @@ CONFIG = FrontConfig(model_aliases=("alias",), acceptance_delay_s=0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """A request `after` that differs from `before` in the field at `path`, in protobuf text format.
-    `effect`: all differences that result.
+    """Two requests in protobuf text format, `before` and `after`, that differ only in the field at
+    `path`. `effect`: all differences that result.
     """
 
     path: str

@@ -1,5 +1,3 @@
-"""A front sends a heartbeat at once when its engine connects or disconnects."""
-
 import asyncio
 import socket
 from pathlib import Path
@@ -17,8 +15,6 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 class HeartbeatRecorder(ServiceListener):
-    """A receiver of heartbeats."""
-
     def __init__(self) -> None:
         self._heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 

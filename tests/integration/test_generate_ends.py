@@ -1,4 +1,6 @@
-"""Generate streams that end early because of a cancel, a rejection, a deadline or a lost engine."""
+"""Streams of Generate that end early, because the request is cancelled or rejected, misses its
+deadline, or loses its engine.
+"""
 
 from __future__ import annotations
 

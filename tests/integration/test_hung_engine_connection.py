@@ -1,7 +1,3 @@
-"""A front closes the connection to an engine that does not read, instead of buffering frames
-without limit.
-"""
-
 from __future__ import annotations
 
 import asyncio

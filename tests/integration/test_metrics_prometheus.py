@@ -91,7 +91,6 @@ class Prometheus:
         self._log.close()
 
     def has_data(self, query: str) -> bool:
-        """Return whether any series of the query has a number."""
         answer = self.ask("query", query=query)
         return answer is not None and any(
             series["value"][1] != "NaN" for series in answer["result"]
@@ -115,7 +114,6 @@ class Prometheus:
         return missing
 
     def check_health(self) -> None:
-        """Raise AssertionError unless the target answers and every rule can be evaluated."""
         # On a busy machine a scrape may exceed its time limit.
         assert self.until_data({"health": "up == 1"}) == {}, self.ask("targets")
         rules = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]

@@ -41,7 +41,6 @@ def fetched(url: str) -> bytes:
 
 
 async def rejected(channel: grpc.aio.Channel) -> None:
-    """Send a request without a prompt, and check that it is rejected."""
     call = pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()

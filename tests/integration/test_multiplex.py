@@ -31,7 +31,6 @@ class Reader:
         self.num_messages = 0
 
     async def until(self, key: int, what: str) -> None:
-        """Read until `key` has an event of that kind."""
         async with asyncio.timeout(TEST_TIMEOUT_S):
             while what not in self.kinds(key):
                 assert await self._next(), f"the stream ended without {what} of {key}"

@@ -1,5 +1,3 @@
-"""Multiplex through a real engine delivers the same as Generate."""
-
 from __future__ import annotations
 
 import asyncio

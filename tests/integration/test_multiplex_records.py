@@ -40,7 +40,6 @@ class Stream:
             await self.call.write(command)
 
     async def begin(self, key: int, **options: Any) -> int:
-        """Submit a request; return its engine key."""
         await self.send(submit(key, **options))
         (spec, *_) = await self.served.port.next_submission()
         return spec.key

@@ -137,7 +137,6 @@ class Site:
         wanted: Expected,
         **how: Any,
     ) -> TracedCall:
-        """Send a request and record its expected trace."""
         call = TracedCall(how.pop("channel", self.channel), style, message, **how)
         self.expected[f"{name}, {style}"] = (call, wanted)
         return call
@@ -150,7 +149,6 @@ class Site:
         wanted: Expected,
         **how: Any,
     ) -> TracedCall:
-        """Send a request and check its status."""
         call = self.call(name, style, message, wanted, **how)
         assert await call.outcome() == wanted.code, f"{name}, {style}"
         return call

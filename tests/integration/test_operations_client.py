@@ -68,7 +68,6 @@ async def operator(operations: ServedOperations) -> AsyncIterator[ClientAdapter]
 
 
 async def watched(operator: ClientAdapter, num: int, **options: Any) -> Any:
-    """Return the first `num` statistics of a watch."""
     return await operator.items("watch_stats", until=lambda items: len(items) == num, **options)
 
 

@@ -124,8 +124,6 @@ async def remaining_events(pieces: AsyncIterator[pb.GetFlightRecordResponse]) ->
 
 
 def setting_when_called(request_error: Callable[..., Exception], event: asyncio.Event) -> Any:
-    """Return a function that sets `event` and calls `request_error`."""
-
     def rejecting(*args: Any) -> Exception:
         event.set()
         return request_error(*args)

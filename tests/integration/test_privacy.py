@@ -263,7 +263,6 @@ async def test_case_46_no_output_contains_a_secret(tmp_path: Path) -> None:
 
 
 async def test_captured_content_is_only_in_spans(tmp_path: Path) -> None:
-    """With --trace-content on, prompts and outputs are in spans, but in no log, metric or file."""
     with grpc_receiver() as collector:
         async with watched(collector, tmp_path, "--trace-content", "on") as site:
             await go_through_it(site)

@@ -1,5 +1,3 @@
-"""The commands of docs/quick-start.md work at a real service."""
-
 from __future__ import annotations
 
 import asyncio

@@ -38,7 +38,6 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ReplicaService]:
-    """Provide one service for the calls of all tests."""
     service = ReplicaService(OPTIONS, start_timeout_s=TEST_TIMEOUT_S)
     yield service
     service.kill()

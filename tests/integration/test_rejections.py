@@ -35,7 +35,6 @@ GENERATE = "/penstock.v1.GenerationService/Generate"
 async def stream_bytes(
     served: ServedFront, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> list[bytes]:
-    """Send raw bytes to Generate, and return all responses."""
     call = cast("Any", served.channel.unary_stream(GENERATE))(data, metadata=metadata)
     async with asyncio.timeout(TEST_TIMEOUT_S):
         return [response async for response in call]

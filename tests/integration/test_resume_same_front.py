@@ -42,7 +42,6 @@ async def undisturbed(service: SteppedService, **fields: Any) -> list[pb.Generat
 
 
 async def answer_of(call: Any) -> Any:
-    """Return the response of a unary call."""
     return await call
 
 

@@ -59,7 +59,6 @@ async def command(service: Service, *arguments: str) -> tuple[int, str]:
 
 
 async def generated(client: Client) -> int:
-    """Return the number of output tokens of a short request."""
     result = await client.generate_once(
         PROMPT, max_tokens=4, ignore_eos=True, deadline_s=TEST_TIMEOUT_S
     )
@@ -86,7 +85,6 @@ class Secured:
         return Client(self.service.address, token=token, tls=self.tls, retry=NO_RETRY)
 
     async def fails(self, token: str | None, kind: type[Exception]) -> None:
-        """Check that a request is rejected with this error."""
         async with self.client(token) as client:
             with pytest.raises(kind) as caught:
                 await generated(client)
@@ -178,7 +176,6 @@ async def test_case_46_no_output_contains_a_credential(security_files: SecurityF
 
 
 async def scraped(url: str, security_files: SecurityFiles) -> str:
-    """Return the metrics, read over TLS."""
     assert url.startswith("https://")
     context = ssl.create_default_context(cafile=str(security_files.authority.ca_file))
 

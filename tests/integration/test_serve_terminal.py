@@ -1,5 +1,3 @@
-"""On a terminal `penstock serve` shows one banner and short log lines, and repeats nothing."""
-
 from __future__ import annotations
 
 import os

@@ -45,7 +45,6 @@ def other(suffix: str, value: int) -> ServerOptions:
 async def outcome(
     served: ServedFront, message: bytes = b"", num_metadata_bytes: int = 0
 ) -> grpc.StatusCode:
-    """Return the status of a call with this message and `num_metadata_bytes` bytes of metadata."""
     call = cast("Any", served.channel).unary_unary("/penstock.v1.ModelService/ListModels")(
         message, metadata=(("x-pad", "a" * num_metadata_bytes),), timeout=TEST_TIMEOUT_S
     )

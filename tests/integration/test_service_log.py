@@ -16,7 +16,6 @@ MESSAGE = re.compile(r"^\S+Z (?P<level>[A-Z]+) \S+ \S+: (?P<text>.*)$")
 
 
 def lines_of(service: Service) -> list[tuple[str, str]]:
-    """Return (level, text) of every log line."""
     found = [MESSAGE.match(line) for line in service.stderr]
     assert all(found), service.stderr
     return [(each["level"], each["text"]) for each in found if each is not None]

@@ -1,5 +1,3 @@
-"""A front is stopped (SIGSTOP), and the streams of the other front continue."""
-
 import asyncio
 import os
 import signal

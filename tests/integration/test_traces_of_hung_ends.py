@@ -1,5 +1,3 @@
-"""Traces are exported although the service is stopped while some of its processes hang."""
-
 import asyncio
 import os
 import signal

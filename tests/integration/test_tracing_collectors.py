@@ -104,7 +104,6 @@ def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.Mon
 
 
 def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Trace 400 requests and close; return the counters."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
     # On a busy machine an export may take longer than the usual timeout, which would drop it.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")

@@ -19,12 +19,10 @@ PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "60"}
 
 
 def traced(variables: Mapping[str, str], *, num_requests: int = NUM_REQUESTS) -> Outcome:
-    """Trace requests in a child process with these variables."""
     return run_traced(PATIENT | dict(variables), num_requests=num_requests)
 
 
 def resource_of(receiver: Receiver) -> dict[str, object]:
-    """Return the resource, which must be the same for all spans."""
     (first, *others) = receiver.resources()
     assert all(other == first for other in others)
     return first

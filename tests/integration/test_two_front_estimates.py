@@ -1,7 +1,3 @@
-"""Two fronts share a full queue: requests of the tenant with the most waiting requests are
-displaced.
-"""
-
 from __future__ import annotations
 
 from collections import Counter

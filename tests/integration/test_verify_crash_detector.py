@@ -1,6 +1,4 @@
-"""Runs `penstock verify` while engines die, and with a service that `verify` starts and that stops
-slowly.
-"""
+"""Runs `penstock verify` while engines die, and with services that stop slowly."""
 
 import json
 import os

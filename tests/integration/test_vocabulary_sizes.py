@@ -43,7 +43,6 @@ class Harness:
         return ModelText.load(folder, name="tiny")
 
     async def highest_id(self, *, is_chat: bool) -> int:
-        """Return the highest token id in the encoded TEXT."""
         with contextlib.closing(self.text()) as text:
             if is_chat:
                 chat = await text.tokenizer.encode_chat_async(

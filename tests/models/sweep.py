@@ -166,9 +166,7 @@ def _names(results: Sequence[TypeResult]) -> str:
 
 
 def _table(results: Sequence[TypeResult]) -> str:
-    """Return a Markdown table with a row for each reason. A row lists the model types with its
-    reason.
-    """
+    """Return a Markdown table. Each row has a reason, and the model types with that reason."""
     types: dict[str, list[str]] = {}
     for one in results:
         # The detail starts with the name of the model or of its text part.

@@ -1,5 +1,5 @@
-"""The invariants of an engine, checked after every turn on its state and on the events that its
-clients received.
+"""The invariants of an engine. They are checked after every turn, on the state of the engine and on
+the events that clients received.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ MAX_TURNS_ALONE = 200
 
 
 def check_accounts(machine: EngineMachine) -> None:
-    """Check the engine's integrity, and that its live, running and waiting requests are the
-    requests that its clients expect.
+    """Check that the engine's accounting agrees with the outputs that its clients expect.
 
-    The queue is within its limits, not counting preempted requests, and the engine does not sleep
-    beyond a deadline.
+    Raises AssertionError in these cases: the engine's integrity check fails; other requests are
+    live, running or waiting than expected, or have other numbers of tokens; a limit of the queue or
+    of a tenant is exceeded (preempted requests do not count as waiting); the engine sleeps beyond a
+    deadline.
     """
     engine, config, live = machine.engine, machine.config, machine.live
     engine.check_integrity()
@@ -223,8 +224,8 @@ def is_duration(seconds: float | None) -> bool:
 
 
 def check_order(machine: EngineMachine, events: StepEvents) -> None:
-    """Check which requests were admitted and preempted: in order of seniority (FCFS), or by
-    priority class and tenant (FAIR).
+    """Check that the right requests were admitted and preempted: by seniority in the order FCFS, by
+    priority class and tenant in the order FAIR.
     """
     preempted = {change.key for change in events.changes if isinstance(change, Preempted)}
     admitted = {change.key for change in events.changes if isinstance(change, Admitted)}
@@ -281,8 +282,8 @@ def _highest_level(machine: EngineMachine, output: Output) -> float:
 def _check_seniority(
     machine: EngineMachine, events: StepEvents, live: dict[int, Output], left: list[Output]
 ) -> None:
-    """Check that no request is admitted while an older one that may run waits, or preempted while a
-    newer one runs.
+    """Check that an admitted request is older than every waiting request, except outputs that may
+    wait for their leader, and that a preempted request is newer than every running request.
     """
     running = {key for key, output in live.items() if output.is_running}
     for change in events.changes:

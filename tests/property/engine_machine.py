@@ -483,7 +483,6 @@ class EngineMachine(RuleBasedStateMachine):
         self._check_the_same_again()
 
     def _check_the_same_again(self) -> None:
-        """Check that another engine returns the same batches and ends for the same calls."""
         engine, executor, clock = build_engine(self.device, self.config)
         ends: list[Completed | Failed] = []
         for name, arguments in self.calls:

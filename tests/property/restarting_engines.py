@@ -127,7 +127,6 @@ class RestartingService:
         return not self._delivered
 
     async def turn(self) -> None:
-        """Run one step of the engine, and read all streams."""
         self._link.pump(1)
         self._core.check_integrity()
         await self._settle()
@@ -143,7 +142,6 @@ class RestartingService:
         await self.begin_life()
 
     async def close(self) -> None:
-        """Check that the engine has no work left, and close it."""
         for _ in range(_MAX_STEPS_UNTIL_IDLE):
             self._link.pump(1)
         assert not self._core.has_work
@@ -182,8 +180,10 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Delivered]:
-    """Run all requests to their end, submitted `turns_between` turns apart, while engines die as
-    `deaths` states, in order; return the streams.
+    """Run all requests to their end, while engines die as `deaths` specifies, in order; return the
+    streams.
+
+    Requests are submitted `turns_between` turns apart.
     """
     await service.begin_life()
     delivered: list[Delivered] = []

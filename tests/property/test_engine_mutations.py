@@ -44,8 +44,10 @@ from property.engine_machine import EngineMachine
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A change that violates `law`: `broken` replaces the attribute `name` of `place`, and is
-    called with the original and the arguments of the call.
+    """A change of the engine that violates the invariant `law`.
+
+    The function `broken` replaces the attribute `name` of `place`. It is called with the original
+    attribute and the arguments of the call.
     """
 
     law: str
@@ -55,7 +57,6 @@ class Mutation:
 
 
 def always(value: Any) -> Callable[..., Any]:
-    """Return a function that ignores its arguments and returns `value`."""
     return lambda *_, **__: value
 
 

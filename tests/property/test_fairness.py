@@ -237,7 +237,6 @@ def test_a_request_that_waits_long_enough_is_admitted_in_bounded_turns(
 
 
 def step(engine: Engine, clock: FakeClock, order: list[int], admitted_s: dict[int, float]) -> None:
-    """Run one step, which takes a second; record which requests were admitted, and when."""
     for change in engine.step().changes:
         if isinstance(change, Admitted):
             order.append(change.key)

@@ -24,7 +24,6 @@ limits = st.integers(1, 200)
 def admit_and_end(
     accounts: QuotaAccounts, key: int, prompt: int, now: float, tenant: str = "a"
 ) -> bool:
-    """Admit and end a request of `prompt` tokens, if the quota allows it; return whether it did."""
     if accounts.breach_of(tenant, prompt, 1, now) is not None:
         return False
     accounts.charge_request(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
@@ -73,7 +72,6 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
 def test_the_accounts_equal_two_token_buckets(
     requests: int | None, tokens: int | None, steps: list[tuple[float, str, int]]
 ) -> None:
-    """The accounts equal two textbook token buckets: one of requests and one of tokens."""
     quota = TenantQuota(max_requests_per_minute=requests, max_tokens_per_minute=tokens)
     accounts = QuotaAccounts({}, quota)
     most = {"requests": float(requests or 0), "tokens": float(tokens or 0)}

@@ -1,5 +1,3 @@
-"""The segments of a request cover its lifetime without gaps or overlaps."""
-
 from __future__ import annotations
 
 import itertools

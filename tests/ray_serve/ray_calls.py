@@ -73,7 +73,6 @@ async def until_counted(
 
 
 async def read_to_end(call: Any) -> grpc.aio.AioRpcError | None:
-    """Read the call to its end; return its error."""
     try:
         async for _ in call:
             pass

@@ -73,9 +73,6 @@ class Driver:
         self._serve.run(application, name=self._application, route_prefix="/")
 
     def until(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """Wait until exactly `num_replicas` replicas run, none of them in `without`; return their
-        reports.
-        """
         without = set(order["without"])
         deadline_s = time.monotonic() + TEST_TIMEOUT_S
         states = replicas = None
@@ -97,7 +94,6 @@ class Driver:
         self._cluster.shutdown()
 
     def _about(self) -> list[dict[str, Any]]:
-        """Return the reports of all live replicas."""
         handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
         asked = handle.broadcast("about")
         reported: list[Any] = asked.results(timeout_s=TEST_TIMEOUT_S, return_exceptions=True)
@@ -105,7 +101,6 @@ class Driver:
 
 
 def main() -> None:
-    """Start the cluster, execute commands until stdin ends, and stop it."""
     driver = Driver(int(sys.argv[1]), int(sys.argv[2]))
     try:
         print('> {"ok": "ready"}', flush=True)

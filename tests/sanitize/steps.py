@@ -154,7 +154,6 @@ def _run(executor: Executor, sampling: SamplingParams, lengths: tuple[int, ...])
 
 
 def main() -> None:
-    """Run the steps of every entry of RUNS; the memory checker reports wrong accesses."""
     is_exact = "--exact" in sys.argv[1:]
     if is_exact:
         _capture_nothing()

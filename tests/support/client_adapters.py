@@ -99,8 +99,6 @@ class ClientAdapter:
 
 
 class AsyncCalls(ClientAdapter):
-    """Adapter of an async client."""
-
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         return await getattr(self.client, name)(*args, **options)
 
@@ -114,8 +112,6 @@ class AsyncCalls(ClientAdapter):
 
 
 class SyncCalls(ClientAdapter):
-    """Adapter of a blocking client; each call runs in a thread."""
-
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self.client, name), *args, **options)
 

@@ -31,13 +31,11 @@ SALT = b"test"
 
 
 def blocks_of(sessions: Sessions, key: SessionKey) -> tuple[int, ...]:
-    """Return the blocks that a session holds, in order; empty if there is no session."""
     session = sessions._sessions.get(key)
     return () if session is None else tuple(session.blocks)
 
 
 def num_live_of(accounts: QuotaAccounts, tenant: str) -> int:
-    """Return how many requests of a tenant were admitted and have not ended."""
     row = accounts._row_of.get(tenant)
     return 0 if row is None else accounts._num_live[row]
 
@@ -49,8 +47,6 @@ def service_of(tenants: TenantCounters, name: str) -> float:
 
 
 class FakeClock:
-    """A clock in seconds that the test advances."""
-
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
 
@@ -133,9 +129,10 @@ def make_engine(
     listener: EngineListener | None = None,
     **settings: Any,
 ) -> tuple[Engine, NullExecutor]:
-    """Return an engine over a NullExecutor, by default with few blocks and a clock at 0 s.
+    """Return an engine and its NullExecutor, by default with few blocks and a clock at 0 s.
 
-    `settings`: fields of ExecutorInfo if `info` is None, of SchedulerConfig if `config` is None.
+    `settings`: fields of ExecutorInfo if `info` is None, and fields of SchedulerConfig if `config`
+    is None.
     """
     names = settings.keys() & {field.name for field in fields(ExecutorInfo)}
     limits = {name: settings.pop(name) for name in names}
@@ -188,7 +185,6 @@ def ends(reported: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
 
 
 def changed(reported: Iterable[StepEvents], kind: type[Admitted | Preempted]) -> list[int]:
-    """Return the keys of the requests with changes of this kind, in the order of the reports."""
     return [
         change.key for events in reported for change in events.changes if isinstance(change, kind)
     ]

@@ -64,7 +64,6 @@ class CutRelay:
 
 @contextlib.asynccontextmanager
 async def cut_relay(target: str) -> AsyncGenerator[CutRelay]:
-    """Start a relay to `target` on a free port."""
     relay = CutRelay(target)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
     relay.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

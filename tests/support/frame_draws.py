@@ -32,7 +32,6 @@ def register(kind: type[Any], /, **fields: st.SearchStrategy[Any]) -> None:
 
 
 def drawn(kind: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for values of a class, or of a union of classes."""
     return st.from_type(kind)
 
 

@@ -44,7 +44,6 @@ class FrontPair:
         self._epoch = 1
 
     async def run_steps(self, count: int) -> None:
-        """Run `count` steps of the engine, with an iteration of the event loop after each."""
         for _ in range(count):
             self.fronts[0].step()
             await asyncio.sleep(0)

@@ -186,7 +186,6 @@ class ScriptedPort:
         self.emit(changes=[admitted(key, **counts)])
 
     def send(self, key: int, ids: Iterable[int]) -> None:
-        """Report each id in its own step."""
         for token_id in ids:
             self.emit(tokens=[(key, token_id)])
 
@@ -201,7 +200,6 @@ class ScriptedPort:
 
 @contextlib.contextmanager
 def rejected(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError]]:
-    """Check that the block raises RequestError with this reason."""
     with pytest.raises(RequestError) as caught:
         yield caught
     assert caught.value.reason is reason
@@ -261,7 +259,6 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, int]] = (),
 ) -> grpc.aio.Channel:
-    """Open a channel with `credentials`, or an insecure (plaintext) channel if they are None."""
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=list(options))
     return grpc.aio.secure_channel(address, credentials, options=list(options))
@@ -358,7 +355,6 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 async def collect(
     call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
 ) -> list[pb.GenerateResponse]:
-    """Read a stream to its end, with a time limit."""
     async with asyncio.timeout(TEST_TIMEOUT_S):
         return [response async for response in call]
 

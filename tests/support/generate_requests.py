@@ -8,7 +8,6 @@ from penstock.v1.prompt_pb2 import TextPrompt
 
 
 def text_request(text: str = "hello", **fields: Any) -> pb.GenerateRequest:
-    """Return a request with a text prompt. `fields`: other fields of the message."""
     return pb.GenerateRequest(text_prompt=TextPrompt(text=text), **fields)
 
 

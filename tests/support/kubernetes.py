@@ -61,7 +61,6 @@ def build_with(*components: str) -> list[Manifest]:
 
 
 def every_build() -> dict[str, list[Manifest]]:
-    """Build the base, each overlay, and the base with each component; return them by name."""
     builds = {"base": build("base")}
     builds |= {f"overlays/{name}": build("overlays", name) for name in OVERLAYS}
     # In a cluster the autoscaler requires the monitor, but its manifest builds without it.

@@ -160,7 +160,6 @@ class EngineLink:
         return UnixEnginePort(self._path, front_id)
 
     async def connect(self, port: UnixEnginePort, listener: EnginePortListener) -> None:
-        """Start a port of this engine, and wait until it is connected."""
         await port.start(listener)
         await self.until_up(port)
 

@@ -47,7 +47,6 @@ def value(samples: dict[tuple[str, frozenset[str]], float], name: str, **labels:
 
 
 def total(samples: dict[tuple[str, frozenset[str]], float], name: str) -> float:
-    """Return the sum over all series of `penstock_<name>`."""
     return sum(v for (found, _), v in samples.items() if found == f"penstock_{name}")
 
 

@@ -45,7 +45,6 @@ async def until_stats(
 
 
 def num_completed(stats: ServerStats) -> int:
-    """Return the number of successfully ended requests of all models."""
     return sum(model.totals.num_completed for model in stats.models)
 
 
@@ -63,7 +62,6 @@ def model_of(stats: ServerStats) -> ModelStats:
 
 
 async def logged_path(service: Service, text: str) -> Path:
-    """Return the path at the end of the first log line with `text`."""
     return Path((await service.until_logged(text)).rpartition(": ")[2].strip())
 
 

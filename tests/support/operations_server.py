@@ -96,7 +96,6 @@ class ServedOperations:
 async def serving_operations(
     fake: FakeOperations | None = None, port: int = 0
 ) -> AsyncGenerator[ServedOperations]:
-    """Start the operations server on a real socket."""
     fake = fake or FakeOperations()
     server = OperationsServer(fake, "127.0.0.1", port)
     address = f"127.0.0.1:{await server.start()}"

@@ -97,14 +97,11 @@ class Receiver:
             ]
 
     def wait_for_spans(self, num: int) -> list[Span]:
-        """Wait until there are `num` spans; return all."""
         is_there = self.wait_until(lambda: len(self.spans()) >= num)
         assert is_there, f"{len(self.spans())} of {num} spans came"
         return self.spans()
 
     def wait_for_names(self, trace_id: str, names: frozenset[str]) -> list[Span]:
-        """Wait until a trace has a span of each name; return its spans."""
-
         def of_trace() -> list[Span]:
             return [span for span in self.spans() if span.trace_id.hex() == trace_id]
 

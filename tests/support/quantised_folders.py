@@ -61,16 +61,13 @@ def store_quantised(folder: Path, *, is_channelwise: bool, kind: str = "fp8") ->
 
 
 def change_config(folder: Path, **values: Any) -> None:
-    """Set fields of the folder's config.json."""
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors in the folder's model.safetensors, by name."""
     return load_file(folder / "model.safetensors")
 
 
 def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Replace the folder's model.safetensors by one with these tensors."""
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -88,7 +88,6 @@ def record(*segments: Segment, **settings: Any) -> RequestRecord:
 
 
 def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
-    """Return the context of a new trace."""
     parent = TraceParent(
         trace_id=(0xA11CE << 64 | number).to_bytes(16, "big"),
         span_id=(0xB0B << 32 | number).to_bytes(8, "big"),

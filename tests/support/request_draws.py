@@ -30,7 +30,6 @@ def scalar(field: FieldDescriptor) -> st.SearchStrategy[object]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerateRequest:
-    """Return a request with few or many fields set to any values that their types allow."""
     message = GenerateRequest()
     fill(draw, message, GenerateRequest.DESCRIPTOR, draw(st.sampled_from([1, 2, 8, 16])))
     return message

@@ -25,7 +25,6 @@ def merging(**fields: Any) -> Edit:
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -18,8 +18,9 @@ def resumable(
     resume_timeout_s: float = 60.0,
     prompt: Iterable[int] = (5, 6, 7, 8),
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly `num_tokens` output tokens, with their ids, that can be
-    resumed for `resume_timeout_s` seconds.
+    """Return a greedy request that can be resumed for `resume_timeout_s` seconds.
+
+    Its output has exactly `num_tokens` tokens, and its stream contains their ids.
     """
     timeout = duration_of(resume_timeout_s)
     return request(num_tokens, prompt, request_id=request_id, resume_timeout=timeout)
@@ -39,7 +40,6 @@ def resumed(
 def resume_after(
     responses: Iterable[pb.GenerateResponse], num_outputs: int = 1, *, request_id: str = "r"
 ) -> pb.ResumeRequest:
-    """Return a request to resume after these messages."""
     responses = list(responses)
     return resumed(
         request_id,

@@ -55,7 +55,6 @@ class ServedCall:
         self._context = context
 
     async def send(self, **event: Any) -> None:
-        """Send the next event of the response."""
         response = pb.GenerateResponse(sequence=self.next_sequence, **event)
         self.next_sequence += 1
         await self._write(response)
@@ -90,8 +89,6 @@ class ServedCall:
 
 
 class ServedMultiplex:
-    """One Multiplex call."""
-
     def __init__(self, context: Any) -> None:
         self.context = context
         self.peer: str = context.peer()
@@ -106,8 +103,6 @@ class ServedMultiplex:
 
 
 class ServedRequest(ServedCall):
-    """One request of a Multiplex call."""
-
     def __init__(self, call: ServedMultiplex, submit: pb.MultiplexSubmit) -> None:
         super().__init__(submit.generation, call.context, submit.key)
         self.call = call
@@ -123,7 +118,6 @@ class ServedRequest(ServedCall):
         await self.call.send(pb.MultiplexEvent(key=self.key, error=cast(Any, error)))
 
     async def spend(self, num_tokens: int) -> None:
-        """Wait until that much credit is available, and use it."""
         async with self._credited:
             await self._credited.wait_for(lambda: self.num_credit_tokens >= num_tokens)
             self.num_credit_tokens -= num_tokens
@@ -353,7 +347,6 @@ def demo_model() -> pb.ModelInfo:
 
 
 async def arrived(server: ScriptedServer) -> Any:
-    """Return the next request of Generate or Multiplex."""
     return await asyncio.wait_for(server.arrived.get(), 60)
 
 

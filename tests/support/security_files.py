@@ -63,7 +63,6 @@ class SecurityFiles:
         self.install(self.authority.issue("server"))
 
     def install(self, issued: Issued) -> None:
-        """Replace the files of the server's certificate and key."""
         replace_file(self.cert_file, issued.cert)
         replace_file(self.key_file, issued.key)
 
@@ -92,5 +91,4 @@ class SecurityFiles:
 
 
 def bearer_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a call with a token."""
     return (("authorization", f"Bearer {token}"),)

@@ -78,7 +78,6 @@ class Service:
             return await self.pids[role].get()
 
     async def next_pids(self, num_fronts: int) -> tuple[int, list[int]]:
-        """Return the pids of the next engine, and of the next `num_fronts` fronts."""
         engine = await self.next_pid("engine")
         return engine, [await self.next_pid("front") for _ in range(num_fronts)]
 
@@ -109,7 +108,6 @@ class Service:
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the supervisor."""
         self.process.send_signal(number)
 
     def channel(self) -> grpc.aio.Channel:
@@ -235,7 +233,6 @@ async def health_of(channel: grpc.aio.Channel) -> int:
 
 
 def health_watch(channel: grpc.aio.Channel) -> Any:
-    """Open a stream of the whole server's health."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     return stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=TEST_TIMEOUT_S)
 

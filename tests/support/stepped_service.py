@@ -155,7 +155,6 @@ class SteppedService:
 
 
 def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
-    """Return the token ids of a stream that requested them."""
     return [record.id for response in responses for record in response.tokens.records]
 
 

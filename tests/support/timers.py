@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class FakeTimer:
-    """One scheduled call."""
-
     when: float
     callback: Callable[[], None]
     is_cancelled: bool = False

@@ -100,7 +100,6 @@ def check_feature_set(way: FeatureSet, make: Callable[[int], Executor], naive: N
 
 
 def is_naive(naive: NaiveModel, spec: RequestSpec, output: list[int]) -> bool:
-    """Return whether the output is complete and equals the naive model's."""
     return len(output) == spec.max_tokens and naive.is_greedy(spec.prompt_ids.tolist(), output)
 
 

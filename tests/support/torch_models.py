@@ -100,7 +100,6 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 
 
 def tiny_config(name: str) -> PretrainedConfig:
-    """Return the configuration of a tiny model by its name."""
     return _CONFIGS[name]()
 
 

@@ -7,7 +7,6 @@ Track = tuple[int, int]
 
 
 def check_trace(document: dict[str, Any]) -> None:
-    """Raise AssertionError if the trace breaks a rule of the trace event format."""
     events: list[dict[str, Any]] = document["traceEvents"]
     kinds = [event["ph"] for event in events]
     num_meta = kinds.count("M")

@@ -214,8 +214,8 @@ class TrtllmHarness:
     # The stand-in
 
     def iterate(self, count: int = 1) -> None:
-        """Run iterations of the paused stand-in, each with the work that it causes on the event
-        loop.
+        """Run `count` iterations of the stand-in for TensorRT-LLM, which is paused. After each
+        iteration, wait until the event loop has no work.
         """
         for _ in range(count):
             self.control.step()
@@ -231,7 +231,6 @@ class TrtllmHarness:
         self.turn()
 
     def run_until_idle(self, max_rounds: int = 500) -> None:
-        """Run rounds until neither the scheduler nor the stand-in has a request."""
         for _ in range(max_rounds):
             if not (self.engine.has_work or self.num_in_engine):
                 return
@@ -249,7 +248,6 @@ class TrtllmHarness:
         raise AssertionError("still busy")
 
     def join_engine_loop(self) -> None:
-        """Wait for the end of the stand-in's loop."""
         self.control._engine._thread.join(TEST_TIMEOUT_S)
         assert not self.view().is_alive
 

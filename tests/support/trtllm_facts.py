@@ -25,7 +25,6 @@ def _mark_later(known: dict[str, Any], later: dict[str, Any]) -> None:
 
 
 def of_release_1_2(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return only the entries that release 1.2 has."""
     return {name: entry for name, entry in entries.items() if entry.get("since") in (None, "1.2")}
 
 
@@ -36,7 +35,6 @@ def class_paths(name: str) -> list[str]:
 
 
 def members_of(path: str) -> set[str]:
-    """Return fields, attributes and methods of a class."""
     found = facts()["classes"][path]
     groups = ("fields", "attributes", "methods")
     return {name for group in groups for name in found.get(group, {})}

@@ -38,7 +38,6 @@ def plugins(language: str) -> list[dict[str, Any]]:
 
 
 def missing_programs(language: str) -> list[str]:
-    """Return the programs that the template needs and this machine does not have."""
     needed = [plugin.get("local", "protoc") for plugin in plugins(language)]
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 

@@ -19,7 +19,7 @@ from collections.abc import (
     Iterator,
 )
 from functools import partial, update_wrapper
-from types import GenericAlias, TracebackType
+from types import GenericAlias
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, get_args
 
 import grpc
@@ -58,12 +58,7 @@ class BlockingAdapter(Generic[AsyncT_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         run(self._asynchronous.close())
 
 

@@ -16,7 +16,6 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from numbers import Real
-from types import TracebackType
 from typing import Any, ClassVar, Self, Unpack, cast
 
 import grpc
@@ -165,12 +164,7 @@ class Client(ModelCalls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property

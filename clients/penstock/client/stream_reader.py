@@ -34,7 +34,7 @@ class StreamReader:
     def point(self) -> ResumePoint:
         """The position at which to resume.
 
-        A `finished` message counts as received only after `end`, when the call has ended with OK.
+        A `finished` message counts as received only after a call of `end`.
         """
         num_outputs = max(self._num_tokens, default=-1) + 1
         counts = tuple(self._num_tokens.get(index, 0) for index in range(num_outputs))

@@ -170,8 +170,10 @@ def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
 
 
 def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which of `size` (requests, prompt tokens) exceed a tenant's `fair` share, bool [2].
+    """Return two flags, bool [2]: whether a number of requests and a number of tokens exceed a
+    tenant's fair share.
 
-    The fair share is at least one request.
+    `size` and `fair` contain the number of requests and the number of tokens, in this order. The
+    fair share is at least one request.
     """
     return size > np.maximum(fair, (1.0, 0.0))

@@ -228,9 +228,10 @@ class OutputLengths:
     def observe(
         self, num_tokens: int, *, is_cut: bool = False, tenant: str = "", max_tokens: int = 0
     ) -> None:
-        """Record a request that ended after `num_tokens` output tokens; `is_cut`: it was truncated.
+        """Record a request that ended after `num_tokens` output tokens.
 
-        `max_tokens`: the limit of its output.
+        `is_cut` is True if the output was truncated. `max_tokens` is the request's limit of output
+        tokens.
         """
         self._num_tokens = self._keep * self._num_tokens + max(num_tokens, 1)
         # Never 0: if no output ends by itself, the mean grows until every limit is below it.

@@ -203,7 +203,9 @@ class WaitingQueue:
         return rechecks[0][0] if rechecks else NO_TIME
 
     def faults(self) -> list[str]:
-        """Return the inconsistencies of the queue and its totals."""
+        """Return a description of each inconsistency that is found between the waiting requests and
+        the queue's order, sums and shares. The list is empty if there is none.
+        """
         found = [*self._sums.faults(), *self._displacement.faults(tuple(self))]
         if sum(request.ticket >= 0 for request in self) != len(self.order):
             found.append("the order has a wrong number of requests")

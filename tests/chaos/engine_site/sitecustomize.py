@@ -42,8 +42,8 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
 
 def start_worker(arguments: list[str]) -> None:
-    """Start a worker, and return once it holds the memory. Raises MemoryError if another one still
-    holds it.
+    """Start a worker process, and return once it has locked its file. Raises MemoryError if an
+    earlier worker still holds the lock.
     """
     program = [sys.executable, str(HERE / "engine_worker.py"), *arguments]
     # The pipe stays open as long as a worker lives.

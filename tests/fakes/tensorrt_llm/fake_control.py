@@ -120,7 +120,6 @@ class EngineControl:
         )
 
     def resume(self) -> None:
-        """End the pause."""
         self._engine.pause(False)
 
 
@@ -144,5 +143,5 @@ def register(engine: EngineControl) -> None:
 
 
 def engine() -> EngineControl:
-    """Return the engine built last."""
+    """Return the control of the engine that was built last."""
     return _engines[-1]

@@ -47,7 +47,6 @@ def pages_with(*languages: str) -> list[Path]:
 
 
 def wrong_command(words: tuple[str, ...]) -> str | None:
-    """Return what is wrong with a `penstock` command line, or None if it is valid."""
     arguments = tuple(word for word in words[1:] if word != "...")  # whatever else you need
     if not arguments or arguments[0].startswith("-"):
         return None if arguments in {(), ("--help",), ("-h",)} else f"no such option: {arguments}"

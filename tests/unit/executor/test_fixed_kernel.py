@@ -47,9 +47,6 @@ def expected(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_every_launch_has_its_own_tensors_and_numbers(first: int) -> None:
-    """The launches differ in the number of rows, in `eps`, and in the alignment of the input's
-    address.
-    """
     kernel = norm_kernel()
     for offset, rows, eps in ((first, 2, 1.0), (0, 5, 0.1), (1, 1, 2.0), (0, 3, 0.0)):
         x = torch.randn(rows * WIDTH + offset, device=DEVICE)[offset:].view(rows, WIDTH)

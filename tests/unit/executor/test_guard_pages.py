@@ -1,5 +1,3 @@
-"""Kernels that multiply packed matrices access no memory outside these matrices."""
-
 from __future__ import annotations
 
 import subprocess

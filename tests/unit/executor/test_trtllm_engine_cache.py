@@ -1,5 +1,3 @@
-"""A malformed manifest of a cached engine counts as damage. An intact engine has no damage."""
-
 from __future__ import annotations
 
 import json

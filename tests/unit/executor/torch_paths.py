@@ -24,5 +24,4 @@ def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
 
 
 def fused_of(config: ExecutorConfig, model: LoadedModel) -> ForwardPath:
-    """Return the fused path of a loaded model, with the kernels that are available."""
     return fused_path(config, model, load())

@@ -1,5 +1,3 @@
-"""A digest identifies a whole prefix and its salt."""
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -20,7 +20,6 @@ def pool_of(num_blocks: int, *, most: int = 100, each: int = 100, ttl_s: float =
 
 
 def named(pool: BlockPool, count: int) -> list[int]:
-    """Allocate `count` blocks and register them as cached; return them."""
     blocks: list[int] = pool.allocate(count).tolist()
     for block in blocks:
         pool.register(block, name(block))

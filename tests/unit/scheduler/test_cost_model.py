@@ -1,5 +1,3 @@
-"""The cost model's formula, and rejected arguments."""
-
 from __future__ import annotations
 
 import math

@@ -126,7 +126,6 @@ def test_nothing_is_predicted_for_a_distant_deadline(
 
 
 def fill_queue(site: FixedCostEngine) -> None:
-    """Queue five prompts of another tenant."""
     for key in range(1, 6):
         site.submit(key, 100, max_tokens=1, tenant="others")
 

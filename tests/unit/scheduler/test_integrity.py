@@ -47,7 +47,6 @@ def serve(engine: Engine, key: int, num_prompt: int, **fields: Any) -> None:
 
 
 def check_in_pieces(engine: Engine) -> int:
-    """Run a whole integrity check in pieces; return the number of pieces."""
     num_pieces = 1
     while not engine.check_next_piece():
         num_pieces += 1

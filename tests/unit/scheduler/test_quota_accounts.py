@@ -33,9 +33,6 @@ def engine_with(
 
 
 def rejection(engine: Engine, spec: RequestSpec) -> Failed | None:
-    """Submit a request and run the engine until it is idle. Return the failure, or None if the
-    request succeeded.
-    """
     engine.submit((spec,))
     ends = [end for events in run_until_idle(engine) for end in events.ends]
     rejected = [end for end in ends if isinstance(end, Failed)]

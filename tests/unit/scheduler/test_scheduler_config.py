@@ -1,5 +1,3 @@
-"""An invalid setting is reported by name."""
-
 import pytest
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder

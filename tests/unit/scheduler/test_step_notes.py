@@ -42,8 +42,6 @@ COST = CostModel(step_s=1.0, prefill_token_s=0.5, decode_slot_s=0.25, context_to
 
 
 class TickingClock(FakeClock):
-    """A clock that advances by a second with each reading."""
-
     def __call__(self) -> float:
         self.now_s += 1.0
         return self.now_s

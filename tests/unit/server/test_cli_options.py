@@ -1,4 +1,6 @@
-"""The flags of generate and chat, the commands that are suggested, and how a command connects."""
+"""The flags of `penstock generate` and `penstock chat`, the commands that the banner of `penstock
+serve` suggests, and how a command connects to a service and describes its errors.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The summary line of a generation explains a queue time above the time to the first token."""
-
 import pytest
 
 from penstock.server.cli.report import summary_line

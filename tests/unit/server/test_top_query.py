@@ -1,5 +1,3 @@
-"""How long `penstock top` waits for a service."""
-
 from __future__ import annotations
 
 import contextlib

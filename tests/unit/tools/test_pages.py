@@ -1,5 +1,3 @@
-"""The text in tables of HTML reports is escaped."""
-
 from penstock.tools.pages import html_table
 
 

@@ -34,7 +34,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chart:
-    """Lines over common linear axes that start at 0. `name`: identifies the chart in its report.
+    """Lines over common linear axes that start at 0. `name`: unique among the charts of a page.
     `has_marks`: each point is marked, for lines with few measured points.
 
     `y_limit`: where the y axis ends if a value exceeds it; values above it are marked by triangles

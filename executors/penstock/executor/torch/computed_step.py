@@ -1,5 +1,6 @@
 """Computes a step: the forward pass, the sampled tokens, and the log probabilities of prompts."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from penstock.executor.torch.sampler import Sampled, sample
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.executor.torch.step_forward import ForwardResult, StepForward
 from penstock.executor.torch.step_inputs import Ints
-from penstock.scheduler.batch import Batch, TokenLogprobs
+from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +44,31 @@ def compute_step(forward: StepForward, batch: Batch, rules: SlotRules) -> Comput
         forwarded=forwarded,
         sampled=sample(logits[: len(slots)], batch.arrays, slots, positions, rules),
         prompt_logprobs=prompt_logprobs(logits[len(slots) :], prompts),
+    )
+
+
+def step_result(
+    slots: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    logprobs: TokenLogprobs | None,
+    prompts: Iterable[tuple[int, int, TokenLogprobs]],
+    failures: Mapping[int, str],
+) -> StepResult:
+    """Return the result of a step, without tokens and log probabilities of the slots that failed.
+
+    `tokens` [m] and `logprobs` are aligned with `slots` [m]. `prompts`: see
+    `StepResult.prompt_logprobs`. `failures`: the reason for each slot that failed.
+    """
+    if failures:
+        good = np.flatnonzero(~np.isin(slots, list(failures)))
+        slots, tokens = slots[good], tokens[good]
+        logprobs = None if logprobs is None else logprobs.take(good)
+    return StepResult(
+        slots=slots,
+        tokens=tokens,
+        logprobs=logprobs,
+        prompt_logprobs=tuple(found for found in prompts if found[0] not in failures),
+        failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
     )
 
 

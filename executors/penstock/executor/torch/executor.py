@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.isolation import run_isolated
-from penstock.executor.torch.computed_step import compute_step, rows_of
+from penstock.executor.torch.computed_step import compute_step, rows_of, step_result
 from penstock.executor.torch.device_memory import free_bytes, peak_bytes
 from penstock.executor.torch.eager_memory import eager_step_bytes
 from penstock.executor.torch.errors import UnsupportedModel
@@ -38,7 +38,7 @@ from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.executor.torch.step_forward import ForwardPath, ForwardResult
 from penstock.executor.torch.step_inputs import Ints
-from penstock.scheduler.batch import Batch, SlotFailure, StepResult
+from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 _M_TRIM_THRESHOLD = -1
@@ -170,20 +170,7 @@ class TorchExecutor:
         step = compute_step(self._forward, batch, rules)
         slots, sampled = batch.sampled_slots, step.sampled
         failures = self._failures(batch, step.forwarded, slots[~sampled.is_good], rules)
-        result_slots, tokens, logprobs = slots, sampled.tokens, sampled.logprobs
-        if failures:
-            good = np.flatnonzero(~np.isin(slots, list(failures)))
-            result_slots, tokens = result_slots[good], tokens[good]
-            logprobs = None if logprobs is None else logprobs.take(good)
-        return StepResult(
-            slots=result_slots,
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=tuple(
-                found for found in step.prompt_logprobs if found[0] not in failures
-            ),
-            failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
-        )
+        return step_result(slots, sampled.tokens, sampled.logprobs, step.prompt_logprobs, failures)
 
     def _failures(
         self,

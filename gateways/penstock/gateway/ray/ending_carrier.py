@@ -63,8 +63,9 @@ class EndingCarrier:
 
 
 def ending_method() -> EndingMethod:
-    """Return how the end of a stream must be sent with the installed version and the settings of
-    Ray."""
+    """Return the method that must be used to end a stream, given the installed version of Ray and
+    its settings.
+    """
     if _private("constants", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
         return EndingMethod.RETURN
     is_there = _private("proxy_request_response", "ResponseStatus") is not None

@@ -21,12 +21,15 @@ DELIVER: Final = SegmentKind.DELIVER
 
 
 class PhaseClock:
-    """The time that one request spends in each phase. Starts at `now_s` with the preparation.
+    """Measures the time that one request spends in each phase. The request begins at `now_s` with
+    its preparation.
 
     `phase` is the phase that the client sees: QUEUE, PREFILL or DECODE. QUEUE includes the
-    preparation before submission. `segments` is the finer timeline, oldest first: it starts with
-    PREPARE and has DELIVER after `stop`; the end of the last segment is not set yet. After `stop`
-    the phase no longer changes, although an output may run in the engine for a moment longer.
+    preparation before submission. After `stop` the phase no longer changes, although the engine may
+    still run an output for a moment.
+
+    `segments` is the detailed timeline, oldest first. The first segment is PREPARE, and `stop` adds
+    the last one, DELIVER. The end of the last segment is set only by `segments_until`.
     """
 
     __slots__ = (

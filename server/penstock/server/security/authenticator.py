@@ -58,7 +58,7 @@ class Authenticator:
 
     @property
     def policy(self) -> Policy:
-        """The current policy."""
+        """The latest valid policy that was read from the file."""
         return self._index.policy
 
     def poll(self) -> None:

@@ -94,10 +94,11 @@ def _split_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
-    """Return the pattern of safe splits for the first pre-tokenisation step; None if the step is
-    not known.
+    """Return the pattern of the positions where a text may be split, given the pre-tokenisation
+    steps. None if there is no step or the first one is not known.
 
-    Later steps split each of its words further.
+    Only the first step matters. Later steps split only within the words that the first step
+    produces.
     """
     if not steps:
         return None

@@ -56,7 +56,6 @@ class GenerationExecutorProxy:
 
     @property
     def num_unread_stats(self) -> int:
-        """Number of statistics that were not read yet."""
         if self.rpc_client is not None:
             return self.rpc_client.qsize()
         return 0 if self.stats is None else len(self.stats.queue)
@@ -131,7 +130,6 @@ class GenerationExecutorProxy:
             self.engine.inject("fatal" if self.settings.is_worker_death_fatal else "kill")
 
     def _report(self, stats: dict[str, Any]) -> None:
-        """Accept statistics from the engine loop."""
         if self.rpc_client is not None:
             self.rpc_client.put(stats)
         elif self.stats is not None:

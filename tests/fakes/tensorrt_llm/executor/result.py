@@ -112,7 +112,6 @@ class IterationResult:
         self._is_done = False
 
     def mark_undone(self) -> None:
-        """Allow iteration again after it has ended."""
         self._is_done = False
 
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:

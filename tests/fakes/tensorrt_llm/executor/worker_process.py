@@ -28,7 +28,6 @@ class WorkerProcess:
         self._watch.start()
 
     def stop(self) -> None:
-        """Kill the process, and wait for its end."""
         self._is_stopping = True
         self._process.kill()
         if threading.current_thread() is not self._watch:

@@ -43,7 +43,6 @@ class EngineLimits:
 def limits_of(
     args: Any, model: HashedModel, tokenizer: TokenizerBase | None, settings: fake_control.Settings
 ) -> EngineLimits:
-    """Return the limits of an engine that is built with these arguments and this model."""
     pages, draft = args.kv_cache_config, args.speculative_config
     num_blocks = settings.num_blocks
     if pages.max_tokens is not None:

@@ -1,7 +1,3 @@
-"""Closed streams are logged at most once per second. The next warning contains the number
-left out.
-"""
-
 import logging
 
 import pytest

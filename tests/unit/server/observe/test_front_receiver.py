@@ -34,8 +34,6 @@ from support.timeout import TEST_TIMEOUT_S
 
 
 class RecordingListener(ServiceListener):
-    """A listener that records what it receives."""
-
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
         self.heartbeats: list[Heartbeat] = []

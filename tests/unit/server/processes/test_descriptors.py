@@ -1,5 +1,3 @@
-"""A process raises its soft limit of open files to the hard limit."""
-
 from __future__ import annotations
 
 import resource

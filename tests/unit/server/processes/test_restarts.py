@@ -1,5 +1,3 @@
-"""When a process that died is restarted, and when it is not."""
-
 from penstock.server.processes.supervised_process import RestartPolicy
 
 

@@ -334,13 +334,11 @@ CALL: dict[str, Any] = {"id": "1", "name": "weather", "arguments": {"city": "Osl
 
 
 def chat_with(**fields: Any) -> Edit:
-    """Return an edit that sets a chat prompt with these fields."""
     prompt = {"messages": [{"role": "user", "parts": [{"text": "x"}]}], **fields}
     return lambda m: ParseDict({"chatPrompt": prompt}, m)
 
 
 def message_with(**fields: Any) -> Edit:
-    """Return an edit that sets a chat prompt with one message with these fields."""
     return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
 
 

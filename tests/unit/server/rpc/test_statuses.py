@@ -1,5 +1,3 @@
-"""Rejections become gRPC statuses with details."""
-
 from __future__ import annotations
 
 import math
@@ -74,7 +72,6 @@ RETRYABLE = {"QUEUE_FULL", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE", "DRAINING",
 
 
 def detail(status: Status, kind: type[MessageT]) -> MessageT:
-    """Return the only detail of this message type."""
     tried = [(packed, kind()) for packed in status.details]
     (found,) = [message for packed, message in tried if packed.Unpack(message)]
     return found

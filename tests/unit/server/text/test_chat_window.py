@@ -47,8 +47,9 @@ def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
 
 
 class Encoder:
-    """Returns one item per token: BASE tokens, and for each message its letters and OVERHEAD +
-    `surplus` tokens. It counts the messages that it encodes.
+    """Encodes a chat to a list with one item per token. A chat has BASE tokens; each message has
+    one more per letter of its role and content, and OVERHEAD + `surplus` more. Counts the messages
+    that it encodes.
     """
 
     def __init__(self, surplus: int = 0) -> None:
@@ -175,8 +176,6 @@ def test_a_cut_equals_that_of_a_full_search(turns: list[tuple[int, bool]], room:
 
 
 class CountingReads(list[int]):
-    """A list that counts how often its items are read."""
-
     num_reads = 0
 
     def __getitem__(self, place: Any) -> Any:

@@ -208,7 +208,6 @@ CHART = Chart(
 
 
 def texts_of(chart: Chart) -> list[str]:
-    """Return the texts that are drawn."""
     return [e.text or "" for e in ET.fromstring(svg(chart)).iter() if e.tag.endswith("text")]
 
 

@@ -197,21 +197,21 @@ class LoadPlan:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum prompt length of the plan's requests, tokens."""
+        """The largest number of prompt tokens of a request."""
         if self.rows:
             return max(row.num_prompt_tokens for row in self.rows)
         return self.prompt_tokens.max_tokens
 
     @property
     def max_output_tokens(self) -> int:
-        """Maximum output length of the plan's requests, tokens."""
+        """The largest number of output tokens of a request."""
         if self.rows:
             return max(row.num_output_tokens for row in self.rows)
         return self.output_tokens.max_tokens
 
     @property
     def max_total_tokens(self) -> int:
-        """Maximum length of prompt and output together of a request, tokens."""
+        """The largest number of prompt and output tokens together of a request."""
         if self.rows:
             return max(row.num_prompt_tokens + row.num_output_tokens for row in self.rows)
         return self.max_prompt_tokens + self.max_output_tokens

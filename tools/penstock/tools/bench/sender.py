@@ -9,7 +9,6 @@ import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.client.channel import ChannelConfig, grpc_target
@@ -110,12 +109,7 @@ class ClientSender:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
 

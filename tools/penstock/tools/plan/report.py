@@ -127,7 +127,7 @@ def write_plan_report(plan: Plan, folder: Path) -> None:
     sections = [
         preformatted("\n".join(_result(plan))),
         f"<p>Limits of the plan:</p>\n<ul>\n{limits}</ul>",
-        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in plan_charts(plan)),
+        *map(svg, plan_charts(plan)),
         *(("<h2>What was simulated</h2>", html_table(_TRIED_COLUMNS, tried)) if tried else ()),
         "<h2>Candidates</h2>",
         preformatted(json.dumps([_settings(each) for each in candidates], indent=2)),

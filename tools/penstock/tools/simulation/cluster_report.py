@@ -131,7 +131,7 @@ def write_cluster_report(run: ClusterRun, summary: ClusterSummary, folder: Path)
         preformatted("\n".join(summary_lines(summary.total))),
         "<h2>Replicas</h2>",
         html_table(_COLUMNS, _rows(summary)),
-        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in cluster_charts(run)),
+        *map(svg, cluster_charts(run)),
         "<h2>Settings</h2>",
         preformatted(json.dumps(cluster_settings(run), indent=2)),
     ]

@@ -50,7 +50,7 @@ def write_report(run: SimulationRun, summary: Summary, folder: Path) -> None:
     write_requests(run, folder / REQUESTS_FILE)
     sections = [
         preformatted("\n".join(summary_lines(summary))),
-        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts_of(run)),
+        *map(svg, charts_of(run)),
         "<h2>Settings</h2>",
         preformatted(json.dumps(settings_of(run), indent=2)),
     ]

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.executor.torch.computed_step import step_result
 from penstock.executor.torch.cuda.device_queue import DeviceQueue, Mark
 from penstock.executor.torch.cuda.device_sampler import (
     MAX_TOP,
@@ -19,7 +20,7 @@ from penstock.executor.torch.cuda.device_sampler import (
     read_samples,
 )
 from penstock.executor.torch.prompt_logprobs import PromptRows
-from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
+from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 
 
 class OutcomeMemory:
@@ -127,19 +128,8 @@ class DeviceStep:
                 failures = dict.fromkeys(slots[~is_good].tolist(), "logits are not finite")
         failures |= self._broken_chunks()
         failures |= self.rejections
-        if failures:
-            good = np.flatnonzero(~np.isin(slots, list(failures)))
-            slots, tokens = slots[good], tokens[good]
-            logprobs = None if logprobs is None else logprobs.take(good)
-        return StepResult(
-            slots=slots,
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=tuple(
-                prompt.read() for prompt in self.prompts if prompt.rows.slot not in failures
-            ),
-            failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
-        )
+        prompts = (prompt.read() for prompt in self.prompts)
+        return step_result(slots, tokens, logprobs, prompts, failures)
 
     def _broken_chunks(self) -> dict[int, str]:
         if self.token_flags is None or bool(self.token_flags.all()):

@@ -330,8 +330,9 @@ class _Counter:
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Count the last element as `times` copies. Returns an error or an empty string, as
-        `error_after` does."""
+        """Count the repetition of the last element, which occurs `times` times in total. Returns an
+        error or an empty string, as `error_after` does.
+        """
         most, total = self._last
         self._last = (most * times, total * times)
         self._max_copies = max(self._max_copies, most * times)
@@ -339,8 +340,9 @@ class _Counter:
         return self._error()
 
     def add_repeated(self, times: int) -> str:
-        """Count a new element as `times` copies. Returns an error or an empty string, as
-        `error_after` does."""
+        """Count a new element that is repeated `times` times. Returns an error or an empty string,
+        as `error_after` does.
+        """
         self._add(1)
         return self.repeat(times)
 

@@ -39,7 +39,6 @@ class HashedModel:
         )
 
     def top_token(self, state: int) -> int:
-        """Return the token with the highest logit."""
         return (((state * _TOP) & _MASK) >> 33) % self.vocab_size
 
     def logits(self, state: int) -> NDArray[np.float64]:

@@ -21,8 +21,6 @@ def block_keys(root: object, tokens: Sequence[int], tokens_per_block: int) -> li
 
 
 class KvCacheManager:
-    """A pool of `num_blocks` pages of `tokens_per_block` tokens."""
-
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
@@ -53,7 +51,6 @@ class KvCacheManager:
         return found
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
-        """Return how many of these pages no request holds."""
         return sum(self._holders[block] == 0 for block in blocks)
 
     def hold(self, blocks: Sequence[int]) -> None:

@@ -282,7 +282,6 @@ class PyExecutor:
     # The work of a step on its requests.
 
     def _compute(self, step: Scheduled, responses: list[Response]) -> None:
-        """Compute the step, and append its responses to `responses`."""
         for request, count in step.context:
             request.num_computed += count
             if request.num_tokens_to_compute > 0:
@@ -312,7 +311,6 @@ class PyExecutor:
         return request.response()
 
     def _next(self, request: LlmRequest) -> int:
-        """Choose the next token and add it to the request."""
         if request.is_plain:
             token = self.limits.model.top_token(request.state)
         else:
@@ -325,24 +323,20 @@ class PyExecutor:
         return token
 
     def _end(self, request: LlmRequest, reason: FinishReason) -> Response:
-        """End a request, add its full pages to the reuse index, and return its last response."""
         request.finish = reason
         self._store(request, request.prompt + request.generated[:-1])
         self._give_back(request)
         return request.response()
 
     def _fail(self, request: LlmRequest, message: str) -> Response:
-        """Release a request's pages, and return an error response."""
         self._give_back(request)
         return Response(request.client_id, error=message)
 
     def _fail_all(self, responses: list[Response], message: str) -> None:
-        """Fail all active requests, as for an error that is not due to one request."""
         responses += [self._fail(request, message) for request in self.active.values()]
         self.active.clear()
 
     def _store(self, request: LlmRequest, tokens: list[int]) -> None:
-        """Add the full, computed pages of `tokens` to the reuse index."""
         if not (self.limits.is_reusing and request.blocks):
             return
         size = self.pool.tokens_per_block

@@ -28,8 +28,6 @@ class DeviceAssertError(RuntimeError):
 
 
 class TorchSampler:
-    """The default sampler."""
-
     def __init__(self, model: HashedModel) -> None:
         self._model = model
         self._generator = random.Random(0)

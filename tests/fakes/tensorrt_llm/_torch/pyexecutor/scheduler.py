@@ -32,8 +32,6 @@ class Scheduled:
 
 
 class StepScheduler:
-    """Chooses the requests of each step."""
-
     def __init__(self, pool: KvCacheManager, limits: EngineLimits) -> None:
         self._pool = pool
         self._limits = limits

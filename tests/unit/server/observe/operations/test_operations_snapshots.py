@@ -15,7 +15,6 @@ from support.reports import engine_hello, outcome, request_record, steps_at
 
 
 def heartbeat(front_id: int, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
-    """Return a heartbeat of a front with two live requests."""
     return reports.heartbeat(front_id, *outcomes, **{"num_streams": 2, "num_live": 2, **changes})
 
 

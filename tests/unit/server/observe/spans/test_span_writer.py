@@ -33,9 +33,6 @@ SECOND_NS = 10**9
 
 
 def child(tree: SpanTree, name: str, nth: int = 0) -> SpanTree:
-    """Return the child span with this name; if several have it, the span with index `nth` among
-    them.
-    """
     return [span for span in tree.children if span.name == name][nth]
 
 

@@ -1,5 +1,3 @@
-"""The table of attribute keys is complete, unambiguous and used."""
-
 from __future__ import annotations
 
 from penstock.server.observe.request_record import Content, RequestOptions

@@ -225,10 +225,11 @@ def _scores(logits, work, at, vocab_size, is_worked):
 
 @triton.jit
 def drawn(logits, work, is_worked, masses, number, top, scale, threshold, vocab_size):
-    """Return the kept token (score at or above `threshold`) at the fraction `number` (0 to 1) of
-    the total cumulative weight.
+    """Return a token, drawn with probabilities in proportion to the weights of the kept tokens.
 
-    `masses` float64: probability mass of each chunk.
+    A token is kept if its score is at least `threshold`. In the order of ids, the result is the
+    first token whose cumulative weight exceeds the fraction `number` (0 to 1) of the total weight.
+    `masses`: the weight of each chunk's kept tokens, float64.
     """
     chunks = tl.arange(0, masses.shape[0])
     chunk, rest = pick(masses, chunks, number * tl.sum(masses, 0))
