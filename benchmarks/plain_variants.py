@@ -708,7 +708,7 @@ def main() -> None:
         help="for pauses and deadlines: requests per second of the trace at load 1 of policies.py",
     )
     parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
-    names = dict.fromkeys(machine.name for machine in (*MACHINES, *_FITTED_MACHINES))
+    names = [machine.name for machine in MACHINES]
     parser.add_argument("--machine", action="append", choices=names, help="only this machine")
     parts = {
         "steps": steps,

@@ -321,7 +321,7 @@ def length_traffic(rate_per_s: float) -> dict[str, list[TraceRequest]]:
         "short and long": _together(
             _part("short", _SHORT_TOKENS, rate_per_s=8.0), _part("long", _LONG_TOKENS)
         ),
-        "new beside long": _together(
+        "new next to long": _together(
             _part("long", _LONG_TOKENS, rate_per_s=8.0),
             *(
                 _part(f"new {start_s}", _SHORT_TOKENS, rate_per_s=8.0, start_s=start_s, num_s=5)
