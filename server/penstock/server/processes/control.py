@@ -8,7 +8,6 @@ closes and the child ends immediately.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -38,7 +37,6 @@ from penstock.server.observe.logs import configure_logging
 from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 
 LaunchT = TypeVar("LaunchT", EngineLaunch, FrontLaunch, ObserverLaunch)
-_PR_SET_PDEATHSIG = 1
 _MAX_LAUNCH_BYTES = 1 << 20
 
 
@@ -76,16 +74,6 @@ def exit_at_once(code: int) -> NoReturn:
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
-
-
-def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies. Has an effect only on Linux.
-
-    Needed for a process that may hold the GIL in native code, because then the thread that watches
-    the connection cannot run.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 class ChildControl:
