@@ -30,7 +30,7 @@ from penstock.server.cli.connection_options import CONNECTION_VARIABLES
 from penstock.server.cli.installation import version_of
 from penstock.server.cli.report import printable
 from penstock.server.observe.logs import leave_out_banner_lines
-from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_CODES_HELP
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, SERVICE_EXIT_CODES_HELP
 from penstock.server.settings.table import ENVIRONMENT_PREFIX, add_flags, variable_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a service",
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
-        epilog=EXIT_CODES_HELP,
+        epilog=SERVICE_EXIT_CODES_HELP,
     )
     parser.fill = _add_flags
 

@@ -96,7 +96,7 @@ class ChildControl:
         self._before_exit: Callable[[], object] | None = None
         self.drain_timeout_s: float | None = None
         """The drain timeout in the command to stop, in seconds; None for the configured one."""
-        self.is_hand_over = False
+        self.has_successor = False
         """True if a successor has taken over from this process, which is stopping."""
         # SIGUSR1 makes the supervisor write the flight record, and SIGUSR2 makes it do a rolling
         # restart. Service managers may send both to the whole process tree, so child processes
@@ -187,7 +187,7 @@ class ChildControl:
             case Stop():
                 if frame.drain_timeout_s is not None:
                     self.drain_timeout_s = frame.drain_timeout_s
-                self.is_hand_over = frame.is_hand_over
+                self.has_successor = frame.has_successor
                 if self._stop is None:
                     os._exit(EXIT_OK)
                 self.send(StopReceived())
