@@ -6,15 +6,16 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-# Loaded on import: few functions are safe between fork and exec.
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+if sys.platform == "linux":
+    # Loaded on import: few functions are safe between fork and exec.
+    _prctl = ctypes.CDLL(None).prctl
 
 
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel kill this process when the thread that started it ends. If that was a thread
     of the process `parent` (a pid), which has ended already, kill this process now.
     """
-    if _prctl is None:
+    if sys.platform != "linux":
         return
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if parent is not None and os.getppid() != parent:
