@@ -111,6 +111,8 @@ def test_a_file_that_is_no_toml_is_rejected(file: Path) -> None:
         configured(file, "[network")
     with pytest.raises(BadSetting, match=r"--config: nowhere\.toml cannot be read: No such file"):
         merge_settings({"config": "nowhere.toml"}, {})
+    with pytest.raises(BadSetting, match=r"^PENSTOCK_CONFIG: nowhere\.toml cannot be read"):
+        merge_settings({}, {"PENSTOCK_CONFIG": "nowhere.toml"})
 
 
 def test_one_message_names_each_setting_by_its_source(file: Path) -> None:
