@@ -147,7 +147,7 @@ class ExecutorConfig:
     num_blocks: int | None = setting(
         None,
         "cache",
-        "number of KV cache blocks",
+        limit_texts.NUM_BLOCKS,
         at_least=1,
         shown="by kv-cache-mib or kv-memory-fraction",
     )

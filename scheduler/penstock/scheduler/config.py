@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
-from penstock.scheduler.setting import SettingError, check, from_factory, setting
+from penstock.scheduler.setting import Setting, SettingError, check, from_factory, setting
 
-MAX_WEIGHT = 1e6
-"""Limit of a tenant's weight and of its reciprocal, because service is counted in floats."""
+TENANT_WEIGHT = Setting(at_least=1e-6, at_most=1e6)
+"""The bounds of a tenant's weight; service is counted in floats."""
 
 
 class AdmissionPolicy(enum.Enum):
@@ -115,7 +115,6 @@ class SchedulerConfig:
         True,
         "deadlines",
         "whether requests that are predicted to miss their deadlines are rejected",
-        name="deadline_admission",
     )
     min_deadline_chance: float = setting(
         0.1,
@@ -152,10 +151,12 @@ class SchedulerConfig:
     tenant_weights: Mapping[str, float] = from_factory(
         dict[str, float],
         "tenants",
-        "fair-share weights of tenants, 1e-6 to 1e6; other tenants have 1",
+        "fair-share weights of tenants; other tenants have 1",
         metavar="NAME=WEIGHT,...",
         shown="1 each",
         is_hashed=False,
+        at_least=TENANT_WEIGHT.at_least,
+        at_most=TENANT_WEIGHT.at_most,
     )
     prompt_token_weight: float = setting(1.0, at_least=0)
     output_token_weight: float = setting(2.0, at_least=0)
@@ -240,8 +241,6 @@ class SchedulerConfig:
 def check_weights(weights: Mapping[str, float]) -> None:
     """Raise SettingError naming the first tenant whose weight is out of range."""
     for tenant, weight in weights.items():
-        if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
-            raise SettingError(
-                f"{{}}[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}",
-                "tenant_weights",
-            )
+        fault = TENANT_WEIGHT.fault(weight)
+        if fault:
+            raise SettingError(f"{{}}[{tenant!r}] {fault}", "tenant_weights")

@@ -73,7 +73,7 @@ class SimulationConfig:
     )
     targets: Targets = field(default_factory=Targets)
     max_num_seqs: int = setting(256, "server", limit_texts.MAX_NUM_SEQS, at_most=2**16)
-    num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
+    num_blocks: int = setting(16_384, "server", limit_texts.NUM_BLOCKS, at_most=2**24)
     block_size: int = setting(DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_most=2**16)
     max_seq_len: int = setting(
         _DEFAULT_MAX_SEQ_LEN,
