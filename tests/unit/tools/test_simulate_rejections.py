@@ -116,7 +116,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens must be at least 1"),
         (
             ("--max-num-batched-tokens", "9"),
-            "--max-num-batched-tokens must be at least --max-num-s",
+            "--max-num-batched-tokens must be at least --max-num-seqs (256), not 9",
         ),
         (("--front-ms", "-5"), "--front-ms must be at least 0, not -5"),
         (("--target-itl-ms", "-5"), "--target-itl-ms must be above 0, not -5"),
