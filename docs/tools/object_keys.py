@@ -30,7 +30,7 @@ def keys_of(item: Declared) -> tuple[Key, ...]:
     TypeError for a field that is not declared with `setting`.
     """
     defaults: Mapping[str, object] = item.setting.base or {}
-    keys = tuple(_keys(item.kind, ""))
+    keys = keys_of_kind(item.kind)
     if item.setting.needs_all:
         return tuple(dataclasses.replace(key, default=_REQUIRED) for key in keys)
     return tuple(
@@ -39,6 +39,13 @@ def keys_of(item: Declared) -> tuple[Key, ...]:
         else key
         for key in keys
     )
+
+
+def keys_of_kind(kind: Any) -> tuple[Key, ...]:
+    """Return the keys of a JSON object that is read as a dataclass, and of the objects in it.
+    Raises TypeError for a field that is not declared with `setting`.
+    """
+    return tuple(_keys(kind, ""))
 
 
 def _keys(kind: Any, prefix: str) -> Iterator[Key]:

@@ -1,14 +1,14 @@
 """Writes docs/settings.md from the declarations of the settings of `penstock serve`."""
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 
-from object_keys import keys_of
+from object_keys import Key, keys_of, keys_of_kind
 from penstock.server.config import GROUPS, SETTINGS
 from penstock.server.settings.table import Declared
 from penstock.tools.plan.candidates import ROUTER_KEYS, SCHEDULER_KEYS, SERVER_KEYS
-from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare
+from penstock.tools.simulation.synthetic import SyntheticConfig
 
 PAGE = Path(__file__).parents[1] / "settings.md"
 
@@ -54,15 +54,18 @@ def settings_page() -> str:
         parts.append(f"\n## {heading[0].upper()}{heading[1:]}: `[{name}]`\n\n")
         parts.append("| Flag, key | Values | Default | What it sets |\n|---|---|---|---|\n")
         parts += [_row(item) for item in SETTINGS if item.setting.group == name]
-    parts += [_object_keys(item) for item in SETTINGS if is_dataclass(item.kind)]
-    return "".join([*parts, _simulation_keys()])
+    parts += [
+        _object_keys(item.name, keys_of(item)) for item in SETTINGS if is_dataclass(item.kind)
+    ]
+    synthetic = _object_keys("synthetic", keys_of_kind(SyntheticConfig))
+    return "".join([*parts, _simulation_keys(), synthetic])
 
 
-def _object_keys(item: Declared) -> str:
-    """Return the section with the keys of a setting that is a JSON object."""
-    rows = [_cells(f"`{key.path}`", key.values, key.default, key.text) for key in keys_of(item)]
+def _object_keys(name: str, keys: Iterable[Key]) -> str:
+    """Return the section with the keys of a JSON object."""
+    rows = [_cells(f"`{key.path}`", key.values, key.default, key.text) for key in keys]
     head = "| Key | Values | Default | What it sets |\n|---|---|---|---|\n"
-    return "".join([f"\n## Keys of `{item.name}`\n\n", head, *rows])
+    return "".join([f"\n## Keys of `{name}`\n\n", head, *rows])
 
 
 def _simulation_keys() -> str:
@@ -70,8 +73,6 @@ def _simulation_keys() -> str:
     rows = {
         "`--scheduler`": SCHEDULER_KEYS,
         "a candidate: those of `--scheduler`, and": {"name", "price", *SERVER_KEYS, *ROUTER_KEYS},
-        "`--synthetic`": {field.name for field in fields(SyntheticConfig)},
-        "an object of `tenants` in `--synthetic`": {field.name for field in fields(TenantShare)},
     }
     lines = [f"| {name} | {_listed(keys)} |\n" for name, keys in rows.items()]
     return "".join([_SIMULATION_HEAD, *lines])

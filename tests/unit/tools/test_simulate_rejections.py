@@ -116,7 +116,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens must be at least 1"),
         (
             ("--max-num-batched-tokens", "9"),
-            "--max-num-batched-tokens must be at least --max-num-s",
+            "--max-num-batched-tokens must be at least --max-num-seqs (256), not 9",
         ),
         (("--front-ms", "-5"), "--front-ms must be at least 0, not -5"),
         (("--target-itl-ms", "-5"), "--target-itl-ms must be above 0, not -5"),
@@ -178,8 +178,11 @@ def test_an_invalid_flag_is_named(
         ('{"arrivals": "mmpp", "mean_state_s": 1e-300}', "mean_state_s must be at least"),
         ('{"arrivals": "gamma", "burstiness": 1e300}', "burstiness must be in"),
         ('{"arrivals": "gamma", "burstiness": 1e-300}', "burstiness must be in"),
-        ('{"mean_prompt_tokens": 1e300}', "mean_prompt_tokens must be at most"),
-        ('{"max_output_tokens": 99999999999}', "max_output_tokens must be at most"),
+        (
+            '{"mean_prompt_tokens": 1e300}',
+            "mean_prompt_tokens must be above 0 and at most 16777216",
+        ),
+        ('{"max_output_tokens": 99999999999}', "max_output_tokens must be in 1..16777216"),
         ('{"tenants": [{"name": "a"}, {"name": "a"}]}', "tenants: 'a' occurs twice"),
         ('{"tenants": [{"name": "\\ud800"}]}', "name must be Unicode text"),
         (NESTED, "not JSON: it is nested too deep"),

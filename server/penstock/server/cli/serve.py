@@ -131,10 +131,13 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
     Raises BadSetting if a setting is invalid, or if the file cannot be read.
     """
     from penstock.server.config import SETTINGS
-    from penstock.server.settings.sources import gather
+    from penstock.server.settings.sources import GivenFile, gather
 
-    file = arguments.get("config") or environment.get(_CONFIG_VARIABLE)
-    return gather(SETTINGS, arguments, environment, Path(file).expanduser() if file else None)
+    flag, variable = arguments.get("config"), environment.get(_CONFIG_VARIABLE)
+    spelling = "--config" if flag else _CONFIG_VARIABLE
+    path = flag or variable
+    file = GivenFile(Path(path).expanduser(), spelling) if path else None
+    return gather(SETTINGS, arguments, environment, file)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -37,6 +37,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenFile:
+    """A TOML file with settings. `spelling` names the flag or variable that gave its path."""
+
+    path: Path
+    spelling: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """The values that the user has given for the settings in `table`, by name.
 
@@ -107,10 +115,10 @@ def gather(
     table: Sequence[Declared],
     arguments: Mapping[str, Any],
     environment: Mapping[str, str],
-    file: Path | None = None,
+    file: GivenFile | None = None,
 ) -> Sources:
-    """Collect the values given in `arguments`, `environment` and the TOML file `file`; parse them
-    and check their limits.
+    """Collect the values given in `arguments`, `environment` and `file`; parse them and check their
+    limits.
 
     `arguments` maps names of settings to the arguments of the command line. Texts in it are parsed,
     other values are used unchanged, and None means that the argument was not given. Raises
@@ -135,11 +143,12 @@ def _is_from_kubernetes(item: Declared, text: str) -> bool:
     return item.name.endswith("port") and text.startswith("tcp://")
 
 
-def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
+def _read_file(table: Sequence[Declared], given_file: GivenFile) -> dict[str, Given]:
     known = {item.key: item for item in table}
     groups = {item.setting.group for item in table}
     given: dict[str, Given] = {}
-    for group, values in read_table(file, "--config", is_toml=True).items():
+    file = given_file.path
+    for group, values in read_table(file, given_file.spelling, is_toml=True).items():
         if group not in groups:
             name = f"[{group}]" if isinstance(values, dict) else group
             raise BadSetting(f"{file}: {name} is unknown{_suggestion(table, group, groups)}")

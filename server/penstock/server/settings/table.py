@@ -137,14 +137,17 @@ def add_flags(
 
 
 def add_to(group: argparse._ActionsContainer, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    """Add a flag for each of the settings. The flag of a setting is required if the setting has
-    neither a default nor a description of its default (`shown`)."""
+    """Add a flag for each of the settings, with its bounds and its default in the help. The flag of
+    a setting is required if the setting has neither a default nor a description of its default
+    (`shown`)."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown
-        default = "" if is_required else f" (default: {item.shown_default})"
+        bounds = "" if item.choices else item.setting.bounds
+        default = "" if is_required else f"default: {item.shown_default}"
+        notes = "; ".join(note for note in (bounds, default) if note)
         group.add_argument(
             f"--{item.flag}",
             metavar=item.metavar,
             required=is_required,
-            help=(item.setting.help + default).replace("%", "%%"),
+            help=(item.setting.help + (f" ({notes})" if notes else "")).replace("%", "%%"),
         )

@@ -56,7 +56,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--synthetic",
         metavar="JSON",
-        help="a synthetic trace: JSON object with the fields of SyntheticConfig",
+        help="a synthetic trace: JSON object; docs/settings.md lists the keys",
     )
     trace.add_argument(
         "--format",

@@ -17,10 +17,10 @@ from penstock.executor.config import (
     SimulatedConfig,
 )
 from penstock.executor.simulated.clock import VirtualClock
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder, check_step_tokens
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.setting import SettingError, check, from_factory, setting
+from penstock.scheduler.setting import check, from_factory, setting
 from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
@@ -67,13 +67,13 @@ class SimulationConfig:
     cost: CostModel = from_factory(
         CostModel,
         "cost",
-        "cost model: JSON object with its four coefficients, 0 to 3600 seconds each",
+        "cost model of a step; docs/settings.md lists the keys of step_cost",
         needs_all=True,
         shown="example values",
     )
     targets: Targets = field(default_factory=Targets)
     max_num_seqs: int = setting(256, "server", limit_texts.MAX_NUM_SEQS, at_most=2**16)
-    num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
+    num_blocks: int = setting(16_384, "server", limit_texts.NUM_BLOCKS, at_most=2**24)
     block_size: int = setting(DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_most=2**16)
     max_seq_len: int = setting(
         _DEFAULT_MAX_SEQ_LEN,
@@ -115,10 +115,12 @@ class SimulationConfig:
     def __post_init__(self) -> None:
         check(self)
         _executor_config(self)
-        if self.scheduler.max_num_batched_tokens < self.max_num_seqs:
-            raise SettingError(
-                "{} must be at least {}", "scheduler.max_num_batched_tokens", "max_num_seqs"
-            )
+        check_step_tokens(
+            self.scheduler.max_num_batched_tokens,
+            self.max_num_seqs,
+            "scheduler.max_num_batched_tokens",
+            "max_num_seqs",
+        )
 
 
 def build_engine(
