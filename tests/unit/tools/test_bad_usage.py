@@ -173,7 +173,7 @@ def test_an_invalid_connection_option_is_reported_with_the_flag_or_the_variable_
 
 @pytest.mark.parametrize(
     ("prompt", "line"),
-    [("", "prompt"), ("secret\udcff", "text_prompt.text: the prompt is not valid UTF-8\n")],
+    [("", "prompt"), ("secret\udcff", "penstock generate: prompt: the prompt is not valid UTF-8\n")],
 )
 def test_an_invalid_prompt_is_not_repeated_in_the_error(
     prompt: str, line: str, capsys: pytest.CaptureFixture[str]
