@@ -53,6 +53,8 @@ _RANGES: Final = {
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
 }
+_POSITIVE: Final = {"max_tokens", "min_chunk_tokens", "num_outputs", "top_k", "window_tokens"}
+"""Unsigned fields that the server requires to be at least 1."""
 _GROUPS: Final = ("sampling", "stopping", "output", "scheduling", "cache")
 MessageT = TypeVar("MessageT", bound=Message)
 _LISTS: Final = (tuple, list)
@@ -302,7 +304,9 @@ def _invalid_value(
         return ValueError(f"{path}: is not valid UTF-8")
     if isinstance(error, ValueError) and field is not None and field.cpp_type in _RANGES:
         low, high = _RANGES[field.cpp_type]
-        return ValueError(f"{path}: must be from {low} to {high}, not {reprlib.repr(value)}")
+        low = 1 if field.name in _POSITIVE else low
+        bound = f"at least {low}" if value < low else f"at most {high}"
+        return ValueError(f"{path}: must be {bound}, not {reprlib.repr(value)}")
     if isinstance(error, TypeError) and field is not None:
         wanted = _KINDS.get(field.cpp_type, "a value of another type")
         kind = type(value).__name__

@@ -297,7 +297,13 @@ def test_a_request_object_cannot_be_combined_with_options() -> None:
     ("options", "expected"),
     [
         ({"max_tokens": "3"}, "stopping.max_tokens: must be an int, not the str '3'"),
-        ({"max_tokens": -1}, "stopping.max_tokens: must be from 0 to 4294967295, not -1"),
+        ({"max_tokens": -1}, "stopping.max_tokens: must be at least 1, not -1"),
+        (
+            {"max_tokens": 1 << 32},
+            "stopping.max_tokens: must be at most 4294967295, not 4294967296",
+        ),
+        ({"n": -1}, "sampling.n: must be at least 1, not -1"),
+        ({"min_tokens": -1}, "stopping.min_tokens: must be at least 0, not -1"),
         ({"temperature": "hot"}, "sampling.temperature: must be a number, not the str 'hot'"),
         ({"model": 7}, "model: must be a str, not the int 7"),
     ],

@@ -23,7 +23,7 @@ from penstock.tools.command_line import main
         ("generate Hi --temprature hi", "arguments: --temprature; did you mean --temperature?"),
         ("generate Hi -t -1", "unrecognized arguments: -t (see penstock generate --help)"),
         ("generate Hi there", "unrecognized arguments: there (see penstock generate --help)"),
-        ("generate Hi --top-k -1", "must be from 0 to 4294967295, not -1"),
+        ("generate Hi --top-k -1", "top_k: must be at least 1, not -1"),
         (
             "generate Hi --deadline nan",
             "--deadline: must be a positive number of seconds, not 'nan'",
@@ -173,7 +173,10 @@ def test_an_invalid_connection_option_is_reported_with_the_flag_or_the_variable_
 
 @pytest.mark.parametrize(
     ("prompt", "line"),
-    [("", "prompt"), ("secret\udcff", "penstock generate: prompt: the prompt is not valid UTF-8\n")],
+    [
+        ("", "prompt"),
+        ("secret\udcff", "generate: prompt: the prompt is not valid UTF-8\n"),
+    ],
 )
 def test_an_invalid_prompt_is_not_repeated_in_the_error(
     prompt: str, line: str, capsys: pytest.CaptureFixture[str]
