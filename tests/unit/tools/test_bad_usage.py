@@ -18,7 +18,12 @@ from penstock.tools.command_line import main
         ("--verson", "penstock: unrecognized arguments: --verson; did you mean --version?"),
         ("--", "penstock: "),
         ("generate", "penstock generate: the following arguments are required: prompt"),
-        ("generate Hi --max-tokens many", "penstock generate: argument --max-tokens: "),
+        (
+            "generate Hi --max-tokens many",
+            "penstock generate: --max-tokens must be an integer, not 'many' (see penstock",
+        ),
+        ("generate Hi --top-p x", "penstock generate: --top-p must be a number, not 'x' (see"),
+        ("top --sort x", "penstock top: --sort must be one of age, "),
         ("generate Hi --temprature=4", "--temprature=4; did you mean --temperature? (see penstock"),
         ("generate Hi --temprature hi", "arguments: --temprature; did you mean --temperature?"),
         ("generate Hi -t -1", "unrecognized arguments: -t (see penstock generate --help)"),
@@ -26,7 +31,7 @@ from penstock.tools.command_line import main
         ("generate Hi --top-k -1", "top_k: must be at least 1, not -1"),
         (
             "generate Hi --deadline nan",
-            "--deadline: must be a positive number of seconds, not 'nan'",
+            "generate: --deadline must be a positive number of seconds, not 'nan'",
         ),
         *(
             (
