@@ -92,14 +92,15 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Same as argparse's method, but the errors have the form of those of settings, and the
         error for an unknown command suggests a similar one."""
-        commands: Any = action.choices
-        if isinstance(action.choices, dict) and value not in commands:
-            known = list(commands)
-            likely = nearest(value, known) or f"; known are {', '.join(known)}"
+        choices: Any = action.choices
+        if choices is None or value in choices:
+            return
+        names = [str(choice) for choice in choices]
+        known = ", ".join(names)
+        if isinstance(choices, dict):
+            likely = nearest(value, names) or f"; known are {known}"
             self.error(f"unknown command {value!r}{likely}")
-        if commands is not None and value not in commands:
-            known = ", ".join(map(str, commands))
-            self.error(f"{_spelling(action)} must be one of {known}, not {value!r}")
+        self.error(f"{_spelling(action)} must be one of {known}, not {value!r}")
 
 
 def _spelling(action: argparse.Action) -> str:
