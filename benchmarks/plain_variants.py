@@ -49,7 +49,7 @@ from penstock.tools.simulation.synthetic import synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
-from policies import LONG_PROMPTS, SYNTHETIC
+from policies import CAPACITY_PER_S, SYNTHETIC
 from policy_sections import (
     FAIR,
     FLOOD,
@@ -83,9 +83,6 @@ _QUICK_END_S = 600.0
 _LOAD = 0.3
 _POOLS_TO_HALF = 64
 """The half-life of hit counts, in pools."""
-_LONG_PROMPTS_PER_S = 3.5
-"""The capacity for `LONG_PROMPTS`, as found by `policies.py`."""
-_SHORT_PROMPTS = dataclasses.replace(SYNTHETIC["short-prompts"], duration_s=30.0)
 _FLOOD_END_S = 300.0
 """Where the trace is cut off for the comparison of pauses."""
 _SERVER = SimulationConfig(
@@ -491,9 +488,9 @@ def pauses_rows(name: str, trace: Sequence[TraceRequest], capacity_per_s: float)
 
 def pauses(options: Namespace) -> Outcome:
     """Compare pauses of decodes with a planner without pauses."""
+    kinds = SYNTHETIC if options.full else ("long-prompts", "short-prompts")
     traffic = [
-        ("long prompts", list(synthetic_trace(LONG_PROMPTS)), _LONG_PROMPTS_PER_S),
-        ("short prompts", list(synthetic_trace(_SHORT_PROMPTS)), _SHORT_PROMPTS.rate_per_s),
+        (kind, list(synthetic_trace(SYNTHETIC[kind])), CAPACITY_PER_S[kind]) for kind in kinds
     ]
     if options.trace is not None:
         config = TransformConfig(end_s=_FLOOD_END_S)
