@@ -2,7 +2,10 @@
 
 A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it.
 
-- Step fitting: least squares over the last observed steps instead of recursive least squares.
+- Step fitting: least squares over the last observed steps instead of recursive least squares; and,
+  by deadlines, a fixed cost model.
+- Output lengths: quantiles of the last outputs, of all requests or of the tenant, instead of
+  hazards by tenant and limit; and no exploration (`plain_variants_deadlines.py`).
 - Sums over the waiting requests: computed again for each forecast, instead of kept up to date.
 - Damping: a limit may rise at any time, instead of only after a wait that grows with each rise that
   had to be reversed.
@@ -29,13 +32,22 @@ from numpy.typing import NDArray
 from cached_traffic import cached_traffic
 from latency_run import direction_changes, run_machine
 from optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.scheduler import hit_density, latency_target, planner, step_sizing, waiting_queue
+from penstock.scheduler import (
+    completion,
+    hit_density,
+    latency_target,
+    planner,
+    step_sizing,
+    waiting_queue,
+)
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.decode_pauses import DecodePauses
 from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
 from penstock.scheduler.latency_target import Probes
 from penstock.scheduler.launched_step import PrefillChunk
+from penstock.scheduler.output_lengths import Exploration, OutputLengths
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.running import DecodeRoster
 from penstock.scheduler.step_fit import StepFit
@@ -49,7 +61,25 @@ from penstock.tools.simulation.synthetic import synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
-from policies import CAPACITY_PER_S, SYNTHETIC
+from plain_variants_deadlines import (
+    WHOLE_S,
+    DeadlineRow,
+    FixedFit,
+    LastLengths,
+    NoExploration,
+    NoNewTenants,
+    NoUnlikely,
+    OneGroup,
+    OwnLastLengths,
+    ShortMemory,
+    at_rate,
+    length_traffic,
+    machine_of,
+    on_machine,
+    outcomes,
+    without_predictions,
+)
+from policies import CAPACITY_PER_S, COSTS, SYNTHETIC
 from policy_sections import (
     FAIR,
     FLOOD,
@@ -84,11 +114,25 @@ _LOAD = 0.3
 _POOLS_TO_HALF = 64
 """The half-life of hit counts, in pools."""
 _FLOOD_END_S = 300.0
-"""Where the trace is cut off for the comparison of pauses."""
+"""Where the trace is cut off for the comparisons of pauses and of deadlines."""
+_LATE_LOAD = 1.2
+"""Load of the comparisons of deadlines, as a multiple of the capacity."""
 _SERVER = SimulationConfig(
     targets=Targets(ttft_s=1.0, itl_s=0.1), num_blocks=16_384, batch_size=128, max_tokens=2048
 )
-"""The server of the comparison of pauses, as by default in `policies.py`."""
+"""The server of the comparisons of pauses and of deadlines, as by default in `policies.py`."""
+_H200_COST = COSTS["h200-8b"]
+_FITTED_MACHINES = {
+    **{
+        machine: COSTS["default"]
+        for machine in MACHINES
+        if machine.name in {"noisy", "convex", "slower", "erratic"}
+    },
+    machine_of("h200-8b", _H200_COST): _H200_COST,
+}
+"""The machines of the comparison of deadlines, and their cost models as known before the run; the
+fit starts with the default one.
+"""
 _MIN_PREFILL_RATIO = 0.985
 """Minimum prefill rate relative to the variant; a smaller loss is irrelevant."""
 _MAX_LOSS_POINTS = 1.0
@@ -278,6 +322,18 @@ VARIANTS = {
     "window-64": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 64}),
     "window-128": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 128}),
     "window-256": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 256, "decay": 0.98}),
+    "fixed cost": _Variant(step_sizing, "StepFit", FixedFit, {}),
+    "no new tenants": _Variant(completion, "Exploration", NoNewTenants, {}),
+    "no unlikely": _Variant(completion, "Exploration", NoUnlikely, {}),
+    "no exploration": _Variant(completion, "Exploration", NoExploration, {}),
+    "one group": _Variant(completion, "OutputLengths", OneGroup, {}),
+    "memory 64": _Variant(completion, "OutputLengths", ShortMemory, {}),
+    "last-256": _Variant(completion, "OutputLengths", LastLengths, {"num_kept": 256}),
+    "own last-64": _Variant(completion, "OutputLengths", OwnLastLengths, {"num_kept": 64}),
+    "own last-256": _Variant(completion, "OutputLengths", OwnLastLengths, {"num_kept": 256}),
+    "own endless-256": _Variant(
+        completion, "OutputLengths", OwnLastLengths, {"is_cut_endless": True}
+    ),
     "column-sums": _Variant(waiting_queue, "WaitingSums", ColumnSums, {}),
     "undamped": _Variant(latency_target, "Probes", UndampedProbes, {}),
     "no pauses": _Variant(planner, "DecodePauses", NoPauses, {}),
@@ -293,6 +349,8 @@ _PAUSES, _NO_PAUSES = "pauses", "no pauses"
 _RECURSIVE, _UNDAMPED, _LEARNED, _LRU = "recursive", "undamped", "hit density", "lru"
 _WINDOWS = tuple(name for name in VARIANTS if name.startswith("window"))
 _STEP_VARIANTS = (*_WINDOWS, _UNDAMPED)
+_FIXED, _HAZARDS = "fixed cost", "hazards, explored"
+_LENGTH_VARIANTS = tuple(name for name in VARIANTS if VARIANTS[name].module is completion)
 _SUMS = {"running sums": WaitingSums, "column-sums": ColumnSums}
 _ORDERS = (_LEARNED, _LRU, *(name for name in VARIANTS if VARIANTS[name].base is AgedUses))
 
@@ -306,6 +364,8 @@ def use(variant: str | None) -> None:
     setattr(waiting_queue, "WaitingSums", WaitingSums)  # noqa: B010
     setattr(planner, "DecodePauses", DecodePauses)  # noqa: B010
     setattr(hit_density, "HitDensity", HitDensity)  # noqa: B010
+    setattr(completion, "Exploration", Exploration)  # noqa: B010
+    setattr(completion, "OutputLengths", OutputLengths)  # noqa: B010
     if variant is not None:
         chosen = VARIANTS[variant]
         replacement = type(chosen.base.__name__, (chosen.base,), chosen.attributes)
@@ -428,6 +488,95 @@ def sums(_: Namespace) -> Outcome:
     return rows, []
 
 
+def lengths(options: Namespace) -> Outcome:
+    """Compare output lengths and their exploration with plain variants, by deadlines of whole
+    outputs.
+    """
+    cases = length_traffic(_LATE_LOAD * CAPACITY_PER_S["long-prompts"])
+    if options.trace is not None:
+        rate_per_s = _LATE_LOAD * options.capacity_per_s
+        cases = {"trace": at_rate(_start_of(options.trace), rate_per_s, total_s=WHOLE_S)}
+    rows = [
+        row
+        for name, requests in cases.items()
+        for row in deadline_rows(name, requests, (_HAZARDS, *_LENGTH_VARIANTS))
+    ]
+    print_rows("Output lengths: deadlines of whole outputs", rows)
+    return rows, _deadline_checks(rows, _HAZARDS)
+
+
+def fit_deadlines(options: Namespace) -> Outcome:
+    """Compare step fitting with plain variants on simulated machines, by deadlines of the first
+    token and of whole outputs.
+    """
+    trace, rate_per_s = (
+        list(synthetic_trace(SYNTHETIC["long-prompts"])),
+        _LATE_LOAD * CAPACITY_PER_S["long-prompts"],
+    )
+    if options.trace is not None:
+        trace, rate_per_s = _start_of(options.trace), _LATE_LOAD * options.capacity_per_s
+    cases = {
+        "first token": at_rate(trace, rate_per_s, ttft_s=_SERVER.targets.ttft_s),
+        "whole": at_rate(trace, rate_per_s, total_s=WHOLE_S),
+    }
+    rows: list[DeadlineRow] = []
+    for machine, cost in _FITTED_MACHINES.items():
+        if options.machine and machine.name not in options.machine:
+            continue
+        for name, requests in cases.items():
+            with on_machine(machine, requests[-1].arrival_s):
+                fits = (_RECURSIVE, *_WINDOWS, _FIXED)
+                rows += deadline_rows(f"{machine.name}, {name}", requests, fits, cost)
+    print_rows("Step fitting: deadlines", rows)
+    return rows, _deadline_checks(rows, _RECURSIVE)
+
+
+def deadline_rows(
+    name: str,
+    requests: Sequence[TraceRequest],
+    variants: Sequence[str],
+    cost: CostModel | None = None,
+) -> list[DeadlineRow]:
+    """Run the requests with each variant, or with the scheduler's classes for a name that is not in
+    `VARIANTS`. `cost`: the cost model of the variant with a fixed one.
+    """
+    config = PENSTOCK.config(_SERVER)
+    known = dataclasses.replace(config.scheduler, known_cost=cost)
+    use(None)
+    unpredicted = outcomes(requests, without_predictions(config))
+    rows: list[DeadlineRow] = []
+    for variant in variants:
+        use(variant if variant in VARIANTS else None)
+        is_fixed = variant == _FIXED
+        run = dataclasses.replace(config, scheduler=known) if is_fixed else config
+        rows.append(outcomes(requests, run).row(name, variant, unpredicted))
+        progress(str(rows[-1]))
+    return rows
+
+
+def _deadline_checks(rows: Sequence[DeadlineRow], chosen: str) -> list[Check]:
+    """Compare the requests in time of the variant `chosen` with those of each other one."""
+    in_time = {(row.traffic, row.variant): row.in_time_percent for row in rows}
+    checks: list[Check] = []
+    for variant in dict.fromkeys(row.variant for row in rows if row.variant != chosen):
+        gains = [
+            in_time[traffic, chosen] - percent
+            for (traffic, other), percent in in_time.items()
+            if other == variant
+        ]
+        name = f"in time with {chosen} less with {variant}"
+        checks += [
+            at_least(f"{name}, worst case", min(gains), -_MAX_LOSS_POINTS, "points"),
+            at_least(f"{name}, best case", max(gains), _MAX_LOSS_POINTS, "points"),
+        ]
+    return checks
+
+
+def _start_of(path: Path) -> list[TraceRequest]:
+    """Return the requests of the first minutes of a trace file."""
+    return list(transformed(read_trace(path), TransformConfig(end_s=_FLOOD_END_S)))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PausesRow:
     """A low-rate tenant next to a flood, with or without pauses: its TTFT, in seconds and over that
@@ -493,9 +642,7 @@ def pauses(options: Namespace) -> Outcome:
         (kind, list(synthetic_trace(SYNTHETIC[kind])), CAPACITY_PER_S[kind]) for kind in kinds
     ]
     if options.trace is not None:
-        config = TransformConfig(end_s=_FLOOD_END_S)
-        trace = list(transformed(read_trace(options.trace), config))
-        traffic = [("trace", trace, options.capacity_per_s)]
+        traffic = [("trace", _start_of(options.trace), options.capacity_per_s)]
     rows = [row for case in traffic for row in pauses_rows(*case)]
     print_rows("Pauses of decodes: a quiet tenant beside a flood", rows)
     checks: list[Check] = []
@@ -549,18 +696,29 @@ def eviction(options: Namespace) -> Outcome:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="for eviction (with prefix ids) and pauses"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="for all parts but steps and sums (eviction: with prefix ids)",
     )
     parser.add_argument(
         "--capacity-per-s",
         type=float,
         default=20.5,
-        help="for pauses: requests per second of the trace at load 1 of policies.py",
+        help="for pauses and deadlines: requests per second of the trace at load 1 of policies.py",
     )
     parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
     names = [machine.name for machine in MACHINES]
     parser.add_argument("--machine", action="append", choices=names, help="only this machine")
-    run_parts(parser, {"steps": steps, "sums": sums, "pauses": pauses, "eviction": eviction})
+    parts = {
+        "steps": steps,
+        "deadlines": fit_deadlines,
+        "lengths": lengths,
+        "sums": sums,
+        "pauses": pauses,
+        "eviction": eviction,
+    }
+    run_parts(parser, parts)
 
 
 if __name__ == "__main__":
