@@ -311,7 +311,8 @@ def at_rate(
 
 def length_traffic(rate_per_s: float) -> dict[str, list[TraceRequest]]:
     """Return the synthetic traffic for the variants of output lengths, by name, with deadlines for
-    the whole output. `rate_per_s`: the rate of the long prompts of `policies.py`; the other rates are fixed.
+    the whole output. `rate_per_s`: the rate of the long prompts of `policies.py`; the other
+    rates are fixed.
     """
     many = tuple(TenantShare(name=f"tenant {number}") for number in range(_NUM_TENANTS))
     long_prompts = SYNTHETIC["long-prompts"]
