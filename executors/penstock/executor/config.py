@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.executor import limit_texts
-from penstock.executor.device_defaults import device_defaults
+from penstock.executor.device_defaults import ON_CPU, ON_CUDA, device_defaults
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
@@ -147,7 +147,7 @@ class ExecutorConfig:
     num_blocks: int | None = setting(
         None,
         "cache",
-        "number of KV cache blocks",
+        limit_texts.NUM_BLOCKS,
         at_least=1,
         shown="by kv-cache-mib or kv-memory-fraction",
     )
@@ -160,7 +160,7 @@ class ExecutorConfig:
         scale=_MIB,
         at_least=1,
         is_everyday=True,
-        shown="512, on a GPU by kv-memory-fraction",
+        shown=f"{_DEFAULT_CACHE_BYTES // _MIB}, on a GPU by kv-memory-fraction",
     )
     kv_memory_fraction: float = setting(
         0.9,
@@ -171,12 +171,12 @@ class ExecutorConfig:
         at_most=1,
     )
     max_num_seqs: int = setting(
-        64,
+        ON_CPU.max_num_seqs,
         "batching",
         limit_texts.MAX_NUM_SEQS,
         at_least=1,
         is_everyday=True,
-        shown="64, on a GPU 256",
+        shown=f"{ON_CPU.max_num_seqs}, on a GPU {ON_CUDA.max_num_seqs}",
     )
     max_num_batched_tokens: int | None = setting(None, at_least=1)
     max_seq_len: int | None = setting(

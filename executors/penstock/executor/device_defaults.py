@@ -6,6 +6,8 @@ throughput.
 
 from dataclasses import dataclass
 
+from penstock.scheduler.config import GPU_STEP_TOKENS, STEP_TOKENS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDefaults:
@@ -15,12 +17,10 @@ class DeviceDefaults:
     max_num_batched_tokens: int
 
 
-_ON_CPU = DeviceDefaults(max_num_seqs=64, max_num_batched_tokens=2048)
-# Other requests wait while a prefill chunk fills the step. Twice as many tokens gain less than 1 %
-# of throughput and double the longest inter-token gap.
-_ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=3584)
+ON_CPU = DeviceDefaults(max_num_seqs=64, max_num_batched_tokens=STEP_TOKENS)
+ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=GPU_STEP_TOKENS)
 
 
 def device_defaults(device: str) -> DeviceDefaults:
     """Return the defaults for `device` (format: see `ExecutorConfig.device`)."""
-    return _ON_CUDA if device.startswith("cuda") else _ON_CPU
+    return ON_CUDA if device.startswith("cuda") else ON_CPU

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
-from penstock.scheduler.setting import SettingError, check, from_factory, setting
+from penstock.scheduler.setting import Setting, SettingError, check, from_factory, setting
 
-MAX_WEIGHT = 1e6
-"""Limit of a tenant's weight and of its reciprocal, because service is counted in floats."""
+STEP_TOKENS = 2048
+"""Default token budget of a step."""
+GPU_STEP_TOKENS = 3584
+"""The same on a GPU. Other requests wait while a prefill chunk fills the step. Twice as many tokens
+gain less than 1 % of throughput and double the longest inter-token gap."""
+TENANT_WEIGHT = Setting(at_least=1e-6, at_most=1e6)
+"""The bounds of a tenant's weight; service is counted in floats."""
 
 
 class AdmissionPolicy(enum.Enum):
@@ -83,7 +88,11 @@ class SchedulerConfig:
     """
 
     max_num_batched_tokens: int = setting(
-        2048, "batching", "maximum tokens of one step", at_least=1, shown="2048, on a GPU 3584"
+        STEP_TOKENS,
+        "batching",
+        "maximum tokens of one step",
+        at_least=1,
+        shown=f"{STEP_TOKENS}, on a GPU {GPU_STEP_TOKENS}",
     )
     admission_policy: AdmissionPolicy = setting(
         AdmissionPolicy.MAX_UTILIZATION,
@@ -115,7 +124,6 @@ class SchedulerConfig:
         True,
         "deadlines",
         "whether requests that are predicted to miss their deadlines are rejected",
-        name="deadline_admission",
     )
     min_deadline_chance: float = setting(
         0.1,
@@ -137,8 +145,8 @@ class SchedulerConfig:
     known_cost: CostModel | None = setting(
         None,
         "batching",
-        "cost model of a step: four coefficients of 0 to 3600 seconds, as printed by penstock"
-        " simulate --calibrate-from",
+        "cost model of a step, as printed by penstock simulate --calibrate-from; docs/settings.md"
+        " lists the keys",
         name="step_cost",
         needs_all=True,
         shown="learned from the first steps",
@@ -152,13 +160,19 @@ class SchedulerConfig:
     tenant_weights: Mapping[str, float] = from_factory(
         dict[str, float],
         "tenants",
-        "fair-share weights of tenants, 1e-6 to 1e6; other tenants have 1",
+        "fair-share weights of tenants; other tenants have 1",
         metavar="NAME=WEIGHT,...",
         shown="1 each",
         is_hashed=False,
+        at_least=TENANT_WEIGHT.at_least,
+        at_most=TENANT_WEIGHT.at_most,
     )
-    prompt_token_weight: float = setting(1.0, at_least=0)
-    output_token_weight: float = setting(2.0, at_least=0)
+    prompt_token_weight: float = setting(
+        1.0, text="service that one prompt token counts as; order fair", at_least=0
+    )
+    output_token_weight: float = setting(
+        2.0, text="service that one output token counts as; order fair", at_least=0
+    )
     aging_s: float = setting(
         30.0,
         "queue",
@@ -166,10 +180,23 @@ class SchedulerConfig:
         above=0,
         may_be_infinite=True,
     )
-    aging_stride: int = setting(8, at_least=1)
-    max_lookahead: int = setting(16, at_least=0)
-    max_num_overtakes: int = setting(32, at_least=0)
-    max_overtake_s: float = setting(5.0, at_least=0, may_be_infinite=True)
+    aging_stride: int = setting(
+        8,
+        text="while the oldest request waits longer than aging_s, age decides one in N admissions",
+        at_least=1,
+    )
+    max_lookahead: int = setting(
+        16, text="later requests that a step tries when the first does not fit", at_least=0
+    )
+    max_num_overtakes: int = setting(
+        32, text="later requests that may overtake the first", at_least=0
+    )
+    max_overtake_s: float = setting(
+        5.0,
+        text="time for which requests may overtake the first, seconds",
+        at_least=0,
+        may_be_infinite=True,
+    )
     max_prefill_share: float = setting(
         0.5,
         "batching",
@@ -177,8 +204,19 @@ class SchedulerConfig:
         above=0,
         at_most=1,
     )
-    tenant_burst_tokens: float = setting(32_768.0, at_least=0, may_be_infinite=True)
-    yield_ratio: float = setting(2.0, above=1, may_be_infinite=True)
+    tenant_burst_tokens: float = setting(
+        32_768.0,
+        text="credit of a tenant that returns after being idle, weighted tokens",
+        at_least=0,
+        may_be_infinite=True,
+    )
+    yield_ratio: float = setting(
+        2.0,
+        text="a tenant is under its share if another has at least X times its weighted share of"
+        " slots or blocks; Infinity disables this",
+        above=1,
+        may_be_infinite=True,
+    )
     session_ttl_s: float = setting(
         300.0, "cache", "seconds after its last turn that a session's blocks are kept", above=0
     )
@@ -237,11 +275,19 @@ class SchedulerConfig:
         check_weights(self.tenant_weights)
 
 
+def check_step_tokens(num_tokens: int, num_seqs: int, tokens_name: str, seqs_name: str) -> None:
+    """Raise SettingError with the values of the two fields if a step of `num_tokens` cannot have a
+    token of each of `num_seqs` running requests.
+    """
+    if num_tokens < num_seqs:
+        raise SettingError(
+            f"{{}} must be at least {{}} ({num_seqs}), not {num_tokens}", tokens_name, seqs_name
+        )
+
+
 def check_weights(weights: Mapping[str, float]) -> None:
     """Raise SettingError naming the first tenant whose weight is out of range."""
     for tenant, weight in weights.items():
-        if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
-            raise SettingError(
-                f"{{}}[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}",
-                "tenant_weights",
-            )
+        fault = TENANT_WEIGHT.fault(weight)
+        if fault:
+            raise SettingError(f"{{}}[{tenant!r}] {fault}", "tenant_weights")

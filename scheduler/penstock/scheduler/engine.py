@@ -17,7 +17,12 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.batch_admission import BatchAdmission
 from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.completion import CompletionPredictor
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder, check_weights
+from penstock.scheduler.config import (
+    SchedulerConfig,
+    SchedulingOrder,
+    check_step_tokens,
+    check_weights,
+)
 from penstock.scheduler.cost_model import measure_of
 from penstock.scheduler.deadline_predictor import DeadlinePredictor
 from penstock.scheduler.events import EventBuffer, StepEvents
@@ -70,11 +75,12 @@ class Engine:
         listener: EngineListener | None = None,
     ) -> None:
         info = executor.info
-        if config.max_num_batched_tokens < info.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({info.max_num_seqs})"
-            )
+        check_step_tokens(
+            config.max_num_batched_tokens,
+            info.max_num_seqs,
+            "max_num_batched_tokens",
+            "max_num_seqs",
+        )
         self.executor = executor
         self.requests = LiveRequests()
         self.events = EventBuffer()

@@ -49,6 +49,7 @@ class Setting:
         name: The user-facing name, if it differs from the field's.
         shown: A description of the default, if the value itself would be unclear.
         scale: Factor from the user's unit to the field's, such as MiB to bytes.
+        may_be_zero: 0 is valid next to the values within the bounds.
         may_be_off: Users may write `off`, which means None.
         is_everyday: It is a common setting, listed first.
         kind: The type of the user's value, if it differs from the field's.
@@ -69,6 +70,7 @@ class Setting:
     below: float | None = None
     scale: float = 1
     may_be_infinite: bool = False
+    may_be_zero: bool = False
     may_be_off: bool = False
     is_everyday: bool = False
     kind: type | None = None
@@ -86,7 +88,8 @@ class Setting:
             limits = {"at least": self.at_least, "above": self.above}
             limits |= {"at most": self.at_most, "below": self.below}
             words = [f"{word} {_number(x)}" for word, x in limits.items() if x is not None]
-        return " and ".join(words) + (" or off" if self.may_be_off and words else "")
+        zero = "0 or " if self.may_be_zero and words else ""
+        return zero + " and ".join(words) + (" or off" if self.may_be_off and words else "")
 
     def fault(self, value: object, kind: Any = None) -> str:
         """Return what is wrong with a value, as text to follow its name; empty if it is valid.
@@ -107,6 +110,8 @@ class Setting:
         return f"must be {wanted}, not {_shortened(value)}"
 
     def _holds(self, value: Any) -> bool:
+        if self.may_be_zero and value == 0:
+            return True
         is_finite = not isinstance(value, float) or math.isfinite(value)
         return (
             (is_finite or (self.may_be_infinite and value > 0))

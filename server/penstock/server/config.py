@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT
 from penstock.executor.config import ExecutorConfig
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.config import SchedulerConfig, check_step_tokens
 from penstock.scheduler.setting import SettingError, check, from_factory, required, setting
 from penstock.server.engine.quarantine import SuspectedRequest
 from penstock.server.front.config import FrontConfig
@@ -120,14 +120,17 @@ class ServerConfig:
     engine_hang_s: float = setting(
         30.0,
         "survival",
-        "seconds without a heartbeat after which an engine is killed and restarted, 0 for never,"
-        " else at least 2; more than its longest step takes",
+        "seconds without a heartbeat after which an engine is killed and restarted, more than its"
+        " longest step takes; 0 for never",
+        may_be_zero=True,
+        at_least=2,
     )
     front_hang_s: float = setting(
         10.0,
         "survival",
-        "seconds without a heartbeat after which a front is"
-        " killed and restarted, 0 for never, else at least 2",
+        "seconds without a heartbeat after which a front is killed and restarted; 0 for never",
+        may_be_zero=True,
+        at_least=2,
     )
     log_level: str = setting(
         "info", "log", "lowest level that is logged", choices=LOG_LEVELS, is_everyday=True
@@ -174,17 +177,12 @@ class ServerConfig:
         for name in ("model", "host"):
             if not getattr(self, name):
                 raise SettingError("{} must not be empty", name)
-        for name in ("engine_hang_s", "front_hang_s"):
-            limit_s = getattr(self, name)
-            if 0 != limit_s < 2:
-                raise SettingError(f"{{}} must be 0 or at least 2, not {limit_s}", name)
-        num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs
-        if num_tokens < num_seqs:
-            raise SettingError(
-                f"{{}} must be at least {{}} ({num_seqs}), not {num_tokens}",
-                "scheduler.max_num_batched_tokens",
-                "executor.max_num_seqs",
-            )
+        check_step_tokens(
+            self.scheduler.max_num_batched_tokens,
+            self.executor.max_num_seqs,
+            "scheduler.max_num_batched_tokens",
+            "executor.max_num_seqs",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,7 +152,7 @@ def test_the_page_count_at_the_start_of_the_window_counts() -> None:
     assert audit.check(7) == 0
 
 
-# Hand-over
+# Responses
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ async def test_the_death_of_the_engine_is_reported_at_once_and_permanently(
             responses.take()
 
 
-async def test_a_closed_hand_over_accepts_and_returns_nothing() -> None:
+async def test_a_closed_response_queue_accepts_and_returns_nothing() -> None:
     responses = ResponseQueue()
     responses.close()
     responses.close()

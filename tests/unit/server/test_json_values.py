@@ -14,5 +14,5 @@ def test_a_mapping_survives_a_json_round_trip_and_its_values_are_checked() -> No
     assert from_json_value(SchedulerConfig, to_json_value(config)) == config
     with pytest.raises(ValueError, match=r"tenant_weights\.gold must be"):
         from_json_value(SchedulerConfig, {"tenant_weights": {"gold": "much"}})
-    with pytest.raises(ValueError, match="tenant_weights must be an object"):
+    with pytest.raises(ValueError, match="tenant_weights must be an object, not an array"):
         from_json_value(SchedulerConfig, {"tenant_weights": [1.0]})

@@ -116,7 +116,8 @@ def test_every_setting_of_traces() -> None:
             {},
             "trace-slow-ttft-s must be above 0",
         ),
-        (("--flight-steps", "100"), {}, "flight-steps must be a power of two"),
+        (("--flight-steps", "100"), {}, "flight-steps must be a power of two, not 100"),
+        (("--flight-steps", "32"), {}, "flight-steps must be in 64..1048576, not 32"),
         (
             ("--operations-host", "::1", "--operations-port", "off", "--metrics-port", "off"),
             {},

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
-from object_keys import keys_of
+from object_keys import keys_of, keys_of_table
 from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.setting import Setting, SettingError
 from penstock.server.cli.serve import merge_settings
@@ -17,6 +17,8 @@ from penstock.server.config import GROUPS, SETTINGS, ServerConfig
 from penstock.server.settings.sources import BadSetting
 from penstock.server.settings.table import Declared
 from penstock.tools.command_line import build_parser
+from penstock.tools.plan.candidates import KEYS
+from penstock.tools.simulation.scheduler_keys import SCHEDULER_KEYS
 from settings_page import PAGE, settings_page
 from support.serve_config import serve_config
 
@@ -111,6 +113,8 @@ def test_a_file_that_is_no_toml_is_rejected(file: Path) -> None:
         configured(file, "[network")
     with pytest.raises(BadSetting, match=r"--config: nowhere\.toml cannot be read: No such file"):
         merge_settings({"config": "nowhere.toml"}, {})
+    with pytest.raises(BadSetting, match=r"^PENSTOCK_CONFIG: nowhere\.toml cannot be read"):
+        merge_settings({}, {"PENSTOCK_CONFIG": "nowhere.toml"})
 
 
 def test_one_message_names_each_setting_by_its_source(file: Path) -> None:
@@ -138,14 +142,16 @@ def test_every_setting_has_one_name_a_known_group_a_help_and_a_default() -> None
         assert "MISSING" not in item.shown_default, item.name
 
 
-def test_the_help_begins_with_everyday_flags_and_shows_every_default(
+def test_the_help_begins_with_everyday_flags_and_shows_every_default_and_bound(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert text.index("common:") < text.index("--model ") < text.index("KV cache, sessions")
-    assert text.count("(default: ") == len(SETTINGS) + 1  # and of --config
+    assert text.count("default: ") == len(SETTINGS) + 1  # and of --config
+    for bounds in {item.setting.bounds for item in SETTINGS if not item.choices} - {""}:
+        assert f"({bounds}; default: " in text
 
 
 def test_the_page_of_settings_is_current() -> None:
@@ -178,6 +184,17 @@ def test_the_page_has_every_key_of_an_object_with_its_help_and_default(name: str
         assert key.default not in ("", "None", "()"), key
 
 
+@pytest.mark.parametrize("table", [SCHEDULER_KEYS, KEYS], ids=["scheduler", "candidate"])
+def test_every_key_of_a_simulation_has_one_name_a_help_and_a_default(
+    table: tuple[Declared, ...],
+) -> None:
+    keys = keys_of_table(table)
+    assert len({key.path for key in keys}) == len(keys)
+    for key in keys:
+        assert key.text, key
+        assert key.default not in ("", "None"), key
+
+
 def test_the_page_has_the_default_of_the_command_line_not_of_python() -> None:
     [item] = [item for item in SETTINGS if item.name == "simulated_config"]
     assert {key.path: key.default for key in keys_of(item)}["is_real_time"] == "true"
@@ -204,6 +221,8 @@ def test_a_key_without_a_declaration_is_an_error() -> None:
         (Setting(above=0, at_most=1), float("inf"), "must be above 0 and at most 1, not inf"),
         (Setting(above=0, may_be_infinite=True), float("inf"), ""),
         (Setting(), float("inf"), "must be finite, not inf"),
+        (Setting(may_be_zero=True, at_least=2), 0, ""),
+        (Setting(may_be_zero=True, at_least=2), 1, "must be 0 or at least 2, not 1"),
         (Setting(choices=("a", "b")), "c", "must be one of a, b, not 'c'"),
         (Setting(at_least=1), None, ""),
     ],

@@ -4,7 +4,6 @@ The builder's output is passed to a callback as it arrives.
 """
 
 import contextlib
-import ctypes
 import os
 import re
 import selectors
@@ -16,7 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from penstock.executor.parent_death import die_with_parent
 
 PROGRAM = "trtllm-build"
 _HELP_TIMEOUT_S = 300.0
@@ -25,7 +27,6 @@ _DRAIN_TIMEOUT_S = 2.0
 _HEARTBEAT_S = 10.0
 _NUM_KEPT_LINES = 20
 _CHUNK_BYTES = 1 << 16
-_PR_SET_PDEATHSIG = 1
 _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
 
 
@@ -113,7 +114,7 @@ def run_builder(
         pass_fds=(lock,),
         # A separate process group: the builder starts workers, which must all end with it.
         start_new_session=True,
-        preexec_fn=_kill_with_parent(os.getpid()),
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )
     try:
         on_start(process.pid)
@@ -124,24 +125,6 @@ def run_builder(
     finally:
         _end(process)
     return BuilderEnd(exit_code=exit_code, last_lines=tail, duration_s=time.monotonic() - started_s)
-
-
-def _kill_with_parent(parent: int) -> Callable[[], None] | None:
-    """Return a `preexec_fn` that makes the kernel kill the child process when `parent` ends; None
-    on systems other than Linux.
-    """
-    if sys.platform != "linux":
-        return None
-    # Loaded before the fork: few functions are safe between fork and exec.
-    prctl = ctypes.CDLL(None).prctl
-
-    def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:
-            # The parent died before prctl was called.
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return arrange
 
 
 def _forward_output(

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from penstock.server.settings.json_values import nearest
 
-EXIT_CODES_HELP = """\
+COMMAND_EXIT_CODES_HELP = """\
 exit codes:
   0    done (health: serving)
   1    the request was rejected or failed (health: not serving)
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
             # Abbreviated flags are not accepted, because they may become ambiguous in a later
             # release.
             "allow_abbrev": False,
-            "epilog": EXIT_CODES_HELP,
+            "epilog": COMMAND_EXIT_CODES_HELP,
             "formatter_class": argparse.RawDescriptionHelpFormatter,
         }
         super().__init__(*args, **{**usual, **settings})

@@ -30,7 +30,7 @@ from penstock.server.cli.connection_options import CONNECTION_VARIABLES
 from penstock.server.cli.installation import version_of
 from penstock.server.cli.report import printable
 from penstock.server.observe.logs import leave_out_banner_lines
-from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_CODES_HELP
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, SERVICE_EXIT_CODES_HELP
 from penstock.server.settings.table import ENVIRONMENT_PREFIX, add_flags, variable_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a service",
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
-        epilog=EXIT_CODES_HELP,
+        epilog=SERVICE_EXIT_CODES_HELP,
     )
     parser.fill = _add_flags
 
@@ -77,28 +77,20 @@ def report_start(words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped, and return the exit code."""
-    from penstock.server.observe.logs import configure_logging
-    from penstock.server.observe.logs.limits import ALWAYS
-    from penstock.server.settings.json_values import nearest
-    from penstock.server.settings.sources import BadSetting
+    from penstock.server.config import SETTINGS
+    from penstock.server.settings.sources import BadSetting, Sources
 
     try:
         sources = merge_settings(vars(args), os.environ)
-        # Report unknown variables before anything can fail, because a misspelt variable is often
-        # the cause.
-        configure_logging(
-            "supervisor",
-            sources.value("log_level"),
-            form=sources.value("log_format"),
-            has_exception_messages=sources.value("log_exception_messages"),
-        )
-        logger = logging.getLogger(__name__)
-        # The next line is printed after imports, which may take seconds.
-        if not sys.stdout.isatty():
-            logger.info("penstock %s is starting", version_of("penstock") or "")
-        for variable in unknown_variables(os.environ):
-            likely = nearest(variable, _variables())
-            logger.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
+    except BadSetting as error:
+        # The log has the default settings, because a setting of the log may be the invalid one.
+        _start_log(Sources(SETTINGS, {}))
+        return _cannot_start(str(error))
+    _start_log(sources)
+    # The next line is printed after imports, which may take seconds.
+    if not sys.stdout.isatty():
+        logging.getLogger(__name__).info("penstock %s is starting", version_of("penstock") or "")
+    try:
         config = build_config(sources)
     except BadSetting as error:
         return _cannot_start(str(error))
@@ -114,16 +106,38 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
+def _start_log(sources: "Sources") -> None:
+    """Configure logging, and report unknown environment variables. Called before anything else can
+    fail, because a misspelt variable is often the cause of an error."""
+    from penstock.server.observe.logs import configure_logging
+    from penstock.server.observe.logs.limits import ALWAYS
+    from penstock.server.settings.json_values import nearest
+
+    configure_logging(
+        "supervisor",
+        sources.value("log_level"),
+        form=sources.value("log_format"),
+        has_exception_messages=sources.value("log_exception_messages"),
+    )
+    logger = logging.getLogger(__name__)
+    for variable in unknown_variables(os.environ):
+        likely = nearest(variable, _variables())
+        logger.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
+
+
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
     """Merge the settings: arguments override environment variables, which override a file.
 
     Raises BadSetting if a setting is invalid, or if the file cannot be read.
     """
     from penstock.server.config import SETTINGS
-    from penstock.server.settings.sources import gather
+    from penstock.server.settings.sources import GivenFile, gather
 
-    file = arguments.get("config") or environment.get(_CONFIG_VARIABLE)
-    return gather(SETTINGS, arguments, environment, Path(file).expanduser() if file else None)
+    flag, variable = arguments.get("config"), environment.get(_CONFIG_VARIABLE)
+    spelling = "--config" if flag else _CONFIG_VARIABLE
+    path = flag or variable
+    file = GivenFile(Path(path).expanduser(), spelling) if path else None
+    return gather(SETTINGS, arguments, environment, file)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -18,11 +18,11 @@ class Stop(TaggedFrame, frozen=True, kw_only=True):
     """The supervisor's command to drain and stop. `drain_timeout_s`, in seconds; None:
     means the configured one.
 
-    `is_hand_over` is True if a successor is already serving.
+    `has_successor` is True if a successor is already serving.
     """
 
     drain_timeout_s: float | None = None
-    is_hand_over: bool = False
+    has_successor: bool = False
 
 
 class EngineLost(TaggedFrame, frozen=True, kw_only=True):

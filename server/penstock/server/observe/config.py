@@ -96,9 +96,10 @@ class FlightConfig:
     num_steps: int = setting(
         4096,
         "observability",
-        "steps that the flight recorder keeps, a power of two in"
-        f" {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS}",
+        "steps that the flight recorder keeps, a power of two",
         name="flight_steps",
+        at_least=MIN_FLIGHT_STEPS,
+        at_most=MAX_FLIGHT_STEPS,
     )
     folder: Path | None = setting(
         None,
@@ -110,13 +111,9 @@ class FlightConfig:
     )
 
     def __post_init__(self) -> None:
-        is_power = self.num_steps & (self.num_steps - 1) == 0
-        if not (MIN_FLIGHT_STEPS <= self.num_steps <= MAX_FLIGHT_STEPS and is_power):
-            raise SettingError(
-                f"{{}} must be a power of two in {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS},"
-                f" not {self.num_steps}",
-                "num_steps",
-            )
+        check(self)
+        if self.num_steps & (self.num_steps - 1):
+            raise SettingError(f"{{}} must be a power of two, not {self.num_steps}", "num_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

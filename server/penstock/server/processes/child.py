@@ -153,13 +153,13 @@ class Child:
         died."""
         self._connection.abort()
 
-    def stop(self, drain_timeout_s: float | None = None, *, is_hand_over: bool = False) -> None:
+    def stop(self, drain_timeout_s: float | None = None, *, has_successor: bool = False) -> None:
         """Send the command to stop within `drain_timeout_s` seconds, or within the
         configured time if None. Does nothing after the child has ended.
 
-        `is_hand_over` is True if a successor is already serving.
+        `has_successor` is True if a successor is already serving.
         """
-        self._send(Stop(drain_timeout_s=drain_timeout_s, is_hand_over=is_hand_over))
+        self._send(Stop(drain_timeout_s=drain_timeout_s, has_successor=has_successor))
 
     def send_engine_lost(self) -> None:
         """Notify the child that no engine will be started again. Does nothing after the child has

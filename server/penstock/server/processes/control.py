@@ -8,7 +8,6 @@ closes and the child ends immediately.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -38,7 +37,6 @@ from penstock.server.observe.logs import configure_logging
 from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 
 LaunchT = TypeVar("LaunchT", EngineLaunch, FrontLaunch, ObserverLaunch)
-_PR_SET_PDEATHSIG = 1
 _MAX_LAUNCH_BYTES = 1 << 20
 
 
@@ -78,16 +76,6 @@ def exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies. Has an effect only on Linux.
-
-    Needed for a process that may hold the GIL in native code, because then the thread that watches
-    the connection cannot run.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
 class ChildControl:
     """The child's end of the connection to the supervisor, from the inherited descriptor
     `control_fd`.
@@ -108,7 +96,7 @@ class ChildControl:
         self._before_exit: Callable[[], object] | None = None
         self.drain_timeout_s: float | None = None
         """The drain timeout in the command to stop, in seconds; None for the configured one."""
-        self.is_hand_over = False
+        self.has_successor = False
         """True if a successor has taken over from this process, which is stopping."""
         # SIGUSR1 makes the supervisor write the flight record, and SIGUSR2 makes it do a rolling
         # restart. Service managers may send both to the whole process tree, so child processes
@@ -199,7 +187,7 @@ class ChildControl:
             case Stop():
                 if frame.drain_timeout_s is not None:
                     self.drain_timeout_s = frame.drain_timeout_s
-                self.is_hand_over = frame.is_hand_over
+                self.has_successor = frame.has_successor
                 if self._stop is None:
                     os._exit(EXIT_OK)
                 self.send(StopReceived())

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.create import create_executor
+from penstock.executor.parent_death import die_with_parent
 from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
@@ -37,7 +38,7 @@ from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.processes.command_runner import CommandRunner
-from penstock.server.processes.control import ChildControl, begin, die_with_parent, exit_at_once
+from penstock.server.processes.control import ChildControl, begin, exit_at_once
 from penstock.server.processes.exit_codes import (
     EXIT_CANNOT_START,
     EXIT_ENGINE_DIED,
@@ -101,6 +102,7 @@ def main(arguments: list[str]) -> int:
     # collection meanwhile would take a fifth of the start time.
     gc.disable()
     control, launch = begin(arguments, EngineLaunch, "engine")
+    # The thread that watches the control connection cannot run while native code holds the GIL.
     die_with_parent()
     listener = socket.socket(fileno=launch.listener_fd)
     listener.set_inheritable(False)  # Programs that the executor starts must not inherit it.

@@ -4,7 +4,7 @@ EXIT_OK = 0
 EXIT_GAVE_UP = 1
 EXIT_CANNOT_START = 2
 EXIT_SIGNAL_BASE = 128
-EXIT_CODES_HELP = f"""\
+SERVICE_EXIT_CODES_HELP = f"""\
 exit codes:
   {EXIT_OK}        stopped on request: all fronts drained, or were never ready
   {EXIT_GAVE_UP}        failed: a process crashed repeatedly, or crashed or hung during the drain

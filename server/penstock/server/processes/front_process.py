@@ -104,7 +104,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     drain_timeout_s = control.drain_timeout_s
     await server.drain(
         config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s,
-        is_hand_over=control.is_hand_over,
+        has_successor=control.has_successor,
     )
     if reporter is not None:
         await reporter.close()

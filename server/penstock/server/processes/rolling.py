@@ -85,7 +85,7 @@ class RollingRestart:
         task = self._processes.task_of(old.process)
         self._processes.expect_exit(old.process)
         drain_timeout_s = self._drain_timeout_s()
-        old.process.retire(drain_timeout_s, is_hand_over=True)
+        old.process.retire(drain_timeout_s, has_successor=True)
         _, late = await asyncio.wait([task], timeout=drain_timeout_s + _AFTER_DRAIN_S)
         if late:
             logger.warning("rolling restart: the old %s did not end in time", old.process.name)

@@ -102,17 +102,17 @@ class SupervisedProcess:
         """The startup report of the last process that became ready; empty before that."""
         return self._facts
 
-    def retire(self, drain_timeout_s: float | None = None, *, is_hand_over: bool = False) -> None:
+    def retire(self, drain_timeout_s: float | None = None, *, has_successor: bool = False) -> None:
         """Stop the process within `drain_timeout_s` seconds, or within the configured
         time if None. Does not wait.
 
-        `keep_alive` returns when the process has ended. `is_hand_over` is True if another process
+        `keep_alive` returns when the process has ended. `has_successor` is True if another process
         has taken over.
         """
         self._may_restart = False
         self._retired.set()
         if self._child is not None:
-            self._child.stop(drain_timeout_s, is_hand_over=is_hand_over)
+            self._child.stop(drain_timeout_s, has_successor=has_successor)
 
     def send_engine_lost(self) -> None:
         """Notify the process that no engine will be started again. It must be a front (gRPC server

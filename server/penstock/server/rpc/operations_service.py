@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
+from penstock.server.front.config import FrontConfig
 from penstock.server.observe.operations.service import Operations
 from penstock.server.rpc import reflection, service_names
 from penstock.server.rpc.access_control import AccessControl
@@ -25,9 +26,8 @@ MAX_CALLS = 256
 """Maximum number of calls of authorised callers handled at a time. Health checks, which need no
 right, have a separate limit of the same size. Further calls get RESOURCE_EXHAUSTED. gRPC's own
 limit would also count unauthenticated calls."""
-_MAX_ARRIVAL_S = 30.0
-_MAX_STALL_S = 30.0
-_RETRY_AFTER_S = 1.0
+_LIMITS = FrontConfig()
+"""The operations server has the default limits of a front (gRPC server process)."""
 _FLUSH_S = 0.5
 
 
@@ -52,13 +52,13 @@ class OperationsServer:
         # IPv6 addresses need brackets.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_port_reserved = is_port_reserved
-        self._health = Health((service_names.OPERATIONS,), max_stall_s=_MAX_STALL_S)
+        self._health = Health((service_names.OPERATIONS,), max_stall_s=_LIMITS.max_reader_stall_s)
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
         self._access = AccessControl(security)
         self._methods = OperationsMethods(operations, self._stopping)
         self._wrapper = HandlerWrapper(
-            retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
+            retry_after_s=_LIMITS.retry_after_s, on_internal_error=self._count_internal_error
         )
         self.num_internal_errors = 0
         self._server: grpc.aio.Server | None = None
@@ -73,8 +73,8 @@ class OperationsServer:
         limiter = RequestReadLimiter(
             server,
             self._access,
-            max_arrival_s=_MAX_ARRIVAL_S,
-            max_stall_s=_MAX_STALL_S,
+            max_arrival_s=_LIMITS.transport.max_arrival_s,
+            max_stall_s=_LIMITS.max_reader_stall_s,
             max_calls=MAX_CALLS,
         )
         limiter.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))

@@ -183,18 +183,18 @@ class FrontServer:
         self.front.on_lost()
         self.on_engine_change()
 
-    async def drain(self, drain_timeout_s: float, *, is_hand_over: bool = False) -> None:
+    async def drain(self, drain_timeout_s: float, *, has_successor: bool = False) -> None:
         """Accept no new requests, let live requests finish for `drain_timeout_s` seconds, then
         stop.
 
         Requests that are live after the drain timeout end with UNAVAILABLE, but the engine keeps
         resumable ones, for other fronts. During the drain, health checks are answered and new calls
-        are rejected. With `is_hand_over` this lasts only until no new call arrives for a moment;
+        are rejected. With `has_successor` this lasts only until no new call arrives for a moment;
         then the server stops listening, because callers can reach another server on this port.
         """
         self.front.begin_drain()
         self.health.shut_down()
-        if is_hand_over:
+        if has_successor:
             self._rejecting = asyncio.create_task(self._reject_new(drain_timeout_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout_s):
@@ -209,7 +209,7 @@ class FrontServer:
                 num_late = self.num_live_requests - num_unread
                 logger.warning("drain: %d requests did not finish in time", num_late)
             await self._fail_all()
-        if not is_hand_over:
+        if not has_successor:
             await self._wait_until_quiet()
         await self.stop()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
-from penstock.scheduler.config import MAX_WEIGHT
+from penstock.scheduler.config import TENANT_WEIGHT
 from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.setting import SettingError, check, setting
 from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
@@ -35,7 +35,7 @@ class TenantPolicy(TenantQuota):
     rights: frozenset[Right] = CLIENT_RIGHTS
     max_priority: int = setting(0, at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY)
     max_retention_level: int = setting(MAX_PRIORITY, at_least=0, at_most=MAX_PRIORITY)
-    weight: float = setting(1.0, at_least=1 / MAX_WEIGHT, at_most=MAX_WEIGHT)
+    weight: float = setting(1.0, at_least=TENANT_WEIGHT.at_least, at_most=TENANT_WEIGHT.at_most)
 
     @property
     def quota(self) -> TenantQuota:

@@ -263,12 +263,15 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
 
 
 def _decode_field(hint: Any, field: "dataclasses.Field[Any]", data: object, where: str) -> object:
-    """Decode the value of a field. The error for a wrong type includes the bounds of the field."""
+    """Decode the value of a field. The error for a wrong type includes the bounds of the field,
+    unless they are the bounds of its items."""
     try:
         return _decode(hint, data, where)
     except WrongKind as error:
         setting = setting_of(field)
         if error.where != where or setting is None or setting.choices or not setting.bounds:
+            raise
+        if error.wanted in (_OBJECT, _KIND_WORDS[list]):
             raise
         raise WrongKind(where, f"{error.wanted} {setting.bounds}", data) from None
 

@@ -37,6 +37,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenFile:
+    """A TOML file with settings. `spelling` names the flag or variable that gave its path."""
+
+    path: Path
+    spelling: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """The values that the user has given for the settings in `table`, by name.
 
@@ -107,10 +115,10 @@ def gather(
     table: Sequence[Declared],
     arguments: Mapping[str, Any],
     environment: Mapping[str, str],
-    file: Path | None = None,
+    file: GivenFile | None = None,
 ) -> Sources:
-    """Collect the values given in `arguments`, `environment` and the TOML file `file`; parse them
-    and check their limits.
+    """Collect the values given in `arguments`, `environment` and `file`; parse them and check their
+    limits.
 
     `arguments` maps names of settings to the arguments of the command line. Texts in it are parsed,
     other values are used unchanged, and None means that the argument was not given. Raises
@@ -126,6 +134,23 @@ def gather(
     return Sources(table, given, environment)
 
 
+def read_object(table: Sequence[Declared], values: Mapping[str, Any], prefix: str) -> Sources:
+    """Read a JSON object whose keys are the names of settings in `table`, in the users' units; null
+    is a value if it is the default. `prefix` precedes the keys in errors. Raises BadSetting.
+    """
+    known = {item.name: item for item in table}
+    given: dict[str, Given] = {}
+    for name, value in values.items():
+        spelling, item = f"{prefix}{name}", known.get(name)
+        if item is None:
+            raise BadSetting(f"{spelling} is unknown{did_you_mean(name, known, _PAGE)}")
+        if value is None and item.default is None:
+            given[name] = Given(None, spelling)
+        else:
+            given[name] = _read(item, value, spelling, is_text=False, is_toml=False)
+    return Sources(table, given)
+
+
 def _is_from_kubernetes(item: Declared, text: str) -> bool:
     """Return True if the environment variable with the value `text` looks like one that Kubernetes
     has set.
@@ -135,11 +160,12 @@ def _is_from_kubernetes(item: Declared, text: str) -> bool:
     return item.name.endswith("port") and text.startswith("tcp://")
 
 
-def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
+def _read_file(table: Sequence[Declared], given_file: GivenFile) -> dict[str, Given]:
     known = {item.key: item for item in table}
     groups = {item.setting.group for item in table}
     given: dict[str, Given] = {}
-    for group, values in read_table(file, "--config", is_toml=True).items():
+    file = given_file.path
+    for group, values in read_table(file, given_file.spelling, is_toml=True).items():
         if group not in groups:
             name = f"[{group}]" if isinstance(values, dict) else group
             raise BadSetting(f"{file}: {name} is unknown{_suggestion(table, group, groups)}")
@@ -167,7 +193,9 @@ def _suggestion(table: Sequence[Declared], name: str, known: Iterable[str]) -> s
     return f"; did you mean {' or '.join(likely)}?" if likely else did_you_mean(name, known, _PAGE)
 
 
-def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -> Given:
+def _read(
+    item: Declared, raw: object, spelling: str, *, is_text: bool = True, is_toml: bool = True
+) -> Given:
     setting = item.setting
     try:
         if setting.may_be_off and raw == OFF:
@@ -176,7 +204,7 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
         if isinstance(raw, str) and (is_text or dataclasses.is_dataclass(item.kind)):
             value = _of_text(item, raw, spelling)
         elif not is_text:
-            value = _of_value(item, raw, spelling, is_toml=True)
+            value = _of_value(item, raw, spelling, is_toml=is_toml)
     except ValueError as error:
         raise BadSetting(str(error)) from error
     for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):

@@ -96,13 +96,13 @@ class Declared:
 
 
 @functools.cache
-def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
-    """Return the settings with a group of a dataclass and its nested dataclasses, in the order of
-    the fields. `prefix` is prepended to their paths."""
+def declared(kind: Any, prefix: str = "", *, has_all: bool = False) -> tuple[Declared, ...]:
+    """Return the settings of a dataclass and its nested dataclasses, in the order of the fields:
+    those with a group, with `has_all` also those without. `prefix` is prepended to their paths."""
     found: list[Declared] = []
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, (inner, setting) in declarations(kind).items():
-        if setting and setting.group:
+        if setting and (setting.group or has_all):
             default = fields[name].default
             found.append(
                 Declared(
@@ -113,7 +113,7 @@ def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
                 )
             )
         elif setting is None and dataclasses.is_dataclass(inner):
-            found += declared(cast(Hashable, inner), f"{prefix}{name}.")
+            found += declared(cast(Hashable, inner), f"{prefix}{name}.", has_all=has_all)
     return tuple(found)
 
 
@@ -137,14 +137,17 @@ def add_flags(
 
 
 def add_to(group: argparse._ActionsContainer, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    """Add a flag for each of the settings. The flag of a setting is required if the setting has
-    neither a default nor a description of its default (`shown`)."""
+    """Add a flag for each of the settings, with its bounds and its default in the help. The flag of
+    a setting is required if the setting has neither a default nor a description of its default
+    (`shown`)."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown
-        default = "" if is_required else f" (default: {item.shown_default})"
+        bounds = "" if item.choices else item.setting.bounds
+        default = "" if is_required else f"default: {item.shown_default}"
+        notes = "; ".join(note for note in (bounds, default) if note)
         group.add_argument(
             f"--{item.flag}",
             metavar=item.metavar,
             required=is_required,
-            help=(item.setting.help + default).replace("%", "%%"),
+            help=(item.setting.help + (f" ({notes})" if notes else "")).replace("%", "%%"),
         )

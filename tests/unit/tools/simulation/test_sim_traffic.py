@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.scheduler.setting import SettingError
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.synthetic import (
     ArrivalProcess,
@@ -77,17 +78,24 @@ def test_lengths_and_tenants_follow_their_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
+    ("fields", "message"),
     [
-        ({"rate_per_s": 0.0}, "rate_per_s"),
-        ({"prompt_sigma": -1.0}, "prompt_sigma"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"seed": -1}, "seed"),
+        ({"rate_per_s": 0.0}, "rate_per_s must be above 0, not 0.0"),
+        ({"rate_per_s": math.inf}, "rate_per_s must be finite and above 0, not inf"),
+        ({"prompt_sigma": -1.0}, "prompt_sigma must be in 0..10, not -1.0"),
+        ({"max_output_tokens": 0}, "max_output_tokens must be in 1..16777216, not 0"),
+        ({"arrivals": ArrivalProcess.GAMMA, "burstiness": 0.0}, "burstiness must be in 0.01..1000"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
     ],
 )
-def test_bad_settings_are_named(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
+def test_bad_settings_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=f"^{message}"):
         SyntheticConfig(**fields)
+
+
+def test_a_bad_share_is_named() -> None:
+    with pytest.raises(SettingError, match=r"^share must be in 1e-09\.\.1000000000, not 0.0$"):
+        TenantShare(name="a", share=0.0)
 
 
 def test_window_and_load() -> None:

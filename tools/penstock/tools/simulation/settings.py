@@ -17,10 +17,10 @@ from penstock.executor.config import (
     SimulatedConfig,
 )
 from penstock.executor.simulated.clock import VirtualClock
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder, check_step_tokens
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.setting import SettingError, check, from_factory, setting
+from penstock.scheduler.setting import check, from_factory, setting
 from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
@@ -58,7 +58,6 @@ class SimulationConfig:
             shorter output ends with a stop result. None: a request's `max_tokens` is its output
             length, as with `ignore_eos`, so the scheduler has every output length in advance.
         timeline_bin_s: Width of the bins in which output tokens are counted, seconds.
-        sample_every_steps: Number of steps per sample of KV cache use and queue length.
     """
 
     policy: BatchingPolicy = setting(
@@ -67,13 +66,13 @@ class SimulationConfig:
     cost: CostModel = from_factory(
         CostModel,
         "cost",
-        "cost model: JSON object with its four coefficients, 0 to 3600 seconds each",
+        "cost model of a step; docs/settings.md lists the keys of step_cost",
         needs_all=True,
         shown="example values",
     )
     targets: Targets = field(default_factory=Targets)
     max_num_seqs: int = setting(256, "server", limit_texts.MAX_NUM_SEQS, at_most=2**16)
-    num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
+    num_blocks: int = setting(16_384, "server", limit_texts.NUM_BLOCKS, at_most=2**24)
     block_size: int = setting(DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_most=2**16)
     max_seq_len: int = setting(
         _DEFAULT_MAX_SEQ_LEN,
@@ -100,7 +99,9 @@ class SimulationConfig:
         at_least=1,
         shown="the length in the trace",
     )
-    has_prefix_caching: bool = True
+    has_prefix_caching: bool = setting(
+        True, text="whether requests reuse cached blocks of equal prefixes"
+    )
     front_s: float = setting(
         0.0,
         "server",
@@ -109,16 +110,22 @@ class SimulationConfig:
         scale=1e-3,
         at_least=0,
     )
-    timeline_bin_s: float = setting(10.0, above=0, may_be_infinite=True)
-    sample_every_steps: int = setting(8, at_least=1)
+    timeline_bin_s: float = setting(
+        10.0, text="bin width of the timeline, seconds", above=0, may_be_infinite=True
+    )
+    sample_every_steps: int = setting(
+        8, text="steps per sample of KV cache use and queue length", at_least=1
+    )
 
     def __post_init__(self) -> None:
         check(self)
         _executor_config(self)
-        if self.scheduler.max_num_batched_tokens < self.max_num_seqs:
-            raise SettingError(
-                "{} must be at least {}", "scheduler.max_num_batched_tokens", "max_num_seqs"
-            )
+        check_step_tokens(
+            self.scheduler.max_num_batched_tokens,
+            self.max_num_seqs,
+            "scheduler.max_num_batched_tokens",
+            "max_num_seqs",
+        )
 
 
 def build_engine(

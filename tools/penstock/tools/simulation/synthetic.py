@@ -5,11 +5,13 @@ The same settings, including the seed, give the same trace.
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from penstock.scheduler.setting import SettingError, check, required, setting
 from penstock.server.observe.recording.trace import (
     MAX_ARRIVAL_S,
     MAX_REQUEST_TOKENS,
@@ -20,8 +22,11 @@ from penstock.tools.simulation.trace_formats import check_unique
 
 MAX_REQUESTS = 1e8
 """Upper bound of the mean number of requests of a trace; so many take days to simulate."""
-_BURSTINESS = (0.01, 1000.0)
-_LEAST_SHARE = 1e-9
+_MEAN = "mean length of {}s before truncation, tokens"
+_SIGMA = "standard deviation of the logarithm of {} lengths; 0: all have the mean length"
+_MAX = "length to which longer {}s are truncated, tokens"
+_MEAN_BOUNDS: Mapping[str, Any] = {"above": 0, "at_most": MAX_REQUEST_TOKENS}
+_MAX_BOUNDS: Mapping[str, Any] = {"at_least": 1, "at_most": MAX_REQUEST_TOKENS}
 
 
 class ArrivalProcess(enum.StrEnum):
@@ -44,81 +49,65 @@ class TenantShare:
     is invalid.
     """
 
-    name: str
-    share: float = 1.0
+    name: str = required(text="tenant of requests")
+    share: float = setting(
+        1.0,
+        text="its share of the requests, relative to the other tenants",
+        at_least=1e-9,
+        at_most=1e9,
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         check_text("name", self.name)
-        if not _LEAST_SHARE <= self.share <= 1.0 / _LEAST_SHARE:
-            raise ValueError(
-                f"share must be in {_LEAST_SHARE:g} .. {1.0 / _LEAST_SHARE:g}, not {self.share}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticConfig:
     """Settings of a synthetic trace. Raises ValueError, naming the field, if one is invalid.
 
-    Lengths are lognormal and clipped to 1 .. `max_..._tokens`: `mean_..._tokens` is the mean before
-    clipping, `..._sigma` the standard deviation of the logarithm (0: always the mean).
-    `burstiness`, `mean_state_s`: see ArrivalProcess. `tenants`: empty for requests without a
-    tenant.
+    Lengths are lognormal and clipped to 1 .. `max_..._tokens`. `tenants`: empty for requests
+    without a tenant.
     """
 
-    rate_per_s: float = 2.0
-    duration_s: float = 600.0
-    arrivals: ArrivalProcess = ArrivalProcess.POISSON
-    burstiness: float = 4.0
-    mean_state_s: float = 30.0
-    mean_prompt_tokens: float = 512.0
-    prompt_sigma: float = 0.8
-    max_prompt_tokens: int = 8192
-    mean_output_tokens: float = 128.0
-    output_sigma: float = 0.8
-    max_output_tokens: int = 2048
+    rate_per_s: float = setting(
+        2.0, text="mean number of requests per second; at most 1e8 in the whole trace", above=0
+    )
+    duration_s: float = setting(
+        600.0, text="length of the trace, seconds", above=0, at_most=MAX_ARRIVAL_S
+    )
+    arrivals: ArrivalProcess = setting(
+        ArrivalProcess.POISSON,
+        text="arrival process: gaps with an exponential (poisson) or a gamma distribution, or"
+        " a Poisson process that switches between a calm state and a burst (mmpp)",
+    )
+    burstiness: float = setting(
+        4.0,
+        text="gamma: coefficient of variation of the gaps; mmpp: rate of a burst, relative to the"
+        " calm rate",
+        at_least=0.01,
+        at_most=1000,
+    )
+    mean_state_s: float = setting(30.0, text="mmpp: mean duration of a state, seconds", above=0)
+    mean_prompt_tokens: float = setting(512.0, text=_MEAN.format("prompt"), **_MEAN_BOUNDS)
+    prompt_sigma: float = setting(0.8, text=_SIGMA.format("prompt"), at_least=0, at_most=10)
+    max_prompt_tokens: int = setting(8192, text=_MAX.format("prompt"), **_MAX_BOUNDS)
+    mean_output_tokens: float = setting(128.0, text=_MEAN.format("output"), **_MEAN_BOUNDS)
+    output_sigma: float = setting(0.8, text=_SIGMA.format("output"), at_least=0, at_most=10)
+    max_output_tokens: int = setting(2048, text=_MAX.format("output"), **_MAX_BOUNDS)
     tenants: tuple[TenantShare, ...] = ()
-    seed: int = 0
+    seed: int = setting(0, text="seed of the random numbers", at_least=0)
 
     def __post_init__(self) -> None:
-        for name in (
-            "rate_per_s",
-            "duration_s",
-            "burstiness",
-            "mean_state_s",
-            "mean_prompt_tokens",
-            "mean_output_tokens",
-        ):
-            value: float = getattr(self, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise ValueError(f"{name} must be positive, not {value}")
-        for name in ("prompt_sigma", "output_sigma"):
-            if not 0.0 <= getattr(self, name) <= 10.0:
-                raise ValueError(f"{name} must be in [0, 10], not {getattr(self, name)}")
-        for name in ("max_prompt_tokens", "max_output_tokens"):
-            if not 1 <= getattr(self, name) <= MAX_REQUEST_TOKENS:
-                side = "least 1" if getattr(self, name) < 1 else f"most {MAX_REQUEST_TOKENS}"
-                raise ValueError(f"{name} must be at {side}")
-        for name in ("mean_prompt_tokens", "mean_output_tokens"):
-            if getattr(self, name) > MAX_REQUEST_TOKENS:
-                raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
-        self._check_arrivals()
+        check(self)
         check_unique("tenants", (tenant.name for tenant in self.tenants))
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, not {self.seed}")
-
-    def _check_arrivals(self) -> None:
-        if self.duration_s > MAX_ARRIVAL_S:
-            raise ValueError(f"duration_s must be at most {MAX_ARRIVAL_S:g}")
         if self.rate_per_s * self.duration_s > MAX_REQUESTS:
             raise ValueError(f"rate_per_s x duration_s must be at most {MAX_REQUESTS:g}")
-        if self.arrivals is ArrivalProcess.POISSON:
-            return
-        if not _BURSTINESS[0] <= self.burstiness <= _BURSTINESS[1]:
-            least, most = _BURSTINESS
-            raise ValueError(f"burstiness must be in {least:g} .. {most:g}, not {self.burstiness}")
         least_s = self.duration_s / MAX_REQUESTS
         if self.arrivals is ArrivalProcess.MMPP and self.mean_state_s < least_s:
-            raise ValueError(f"mean_state_s must be at least {least_s:g}, not {self.mean_state_s}")
+            raise SettingError(
+                f"{{}} must be at least {least_s:g}, not {self.mean_state_s}", "mean_state_s"
+            )
 
 
 def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:
