@@ -82,8 +82,8 @@ class DecodePauses:
         )
 
     def _next_step_s(self, roster: DecodeRoster) -> float:
-        """Return the predicted seconds of the step in which the decodes continue, if it uses its whole
-        prefill budget.
+        """Return the predicted seconds of the step in which the decodes continue. It is assumed to
+        use its whole prefill budget.
         """
         sizing = self._sizing
         return sizing.fit.step_time_s(
