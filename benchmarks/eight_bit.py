@@ -21,7 +21,7 @@ import numpy as np
 
 from usage import needing
 
-with needing("tokenizers"):
+with needing("torch"):
     from tokenizers import Tokenizer
 
 from numpy.typing import NDArray

@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.simulated.clock import VirtualClock
-from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.cost_model import StepMeasure, measure_of
+from penstock.scheduler.cost_model import StepMeasure
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from simulated_machines import Machine
+from simulated_machines import Machine, MachineExecutor
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
@@ -33,31 +32,14 @@ _MAX_PROMPT_TOKENS = 4096
 _MIN_PROMPT_TOKENS = 256
 _NUM_BACKLOG = 8
 _SEED = 11
-
-
-class MachineExecutor(SimulatedExecutor):
-    """The simulated executor with the step times of a simulated machine."""
-
-    def __init__(self, machine: Machine, clock: VirtualClock, duration_s: float) -> None:
-        super().__init__(
-            ExecutorConfig(
-                kind=ExecutorKind.SIMULATED,
-                num_blocks=_NUM_BLOCKS,
-                max_num_seqs=MAX_NUM_SEQS,
-                max_seq_len=_MAX_SEQ_LEN,
-                pipeline_depth=1,
-                simulated=SimulatedConfig(vocab_size=1000),
-            ),
-            clock=clock,
-        )
-        self._machine = machine
-        self._now = clock
-        self._duration_s = duration_s
-        self._random = np.random.default_rng(_SEED)
-
-    def _cost_s(self, batch: Batch) -> float:
-        share = self._now() / self._duration_s
-        return self._machine.true_s(measure_of(batch, 0.0), share, self._random)
+_EXECUTOR = ExecutorConfig(
+    kind=ExecutorKind.SIMULATED,
+    num_blocks=_NUM_BLOCKS,
+    max_num_seqs=MAX_NUM_SEQS,
+    max_seq_len=_MAX_SEQ_LEN,
+    pipeline_depth=1,
+    simulated=SimulatedConfig(vocab_size=1000),
+)
 
 
 class _Traffic:
@@ -210,12 +192,17 @@ class _Steps:
             )
 
 
+def _ignore_prefill(keys: NDArray[np.int64], num_tokens: NDArray[np.int32]) -> None:
+    del keys, num_tokens
+
+
 def run_machine(machine: Machine, config: SchedulerConfig, duration_s: float) -> Run:
     """Run the engine on the machine for `duration_s` seconds of virtual time; return its steps."""
     clock = VirtualClock()
     steps = _Steps()
     measures = steps.measures
-    engine = Engine(MachineExecutor(machine, clock, duration_s), config, clock, steps)
+    executor = MachineExecutor(machine, duration_s, _EXECUTOR, clock, _ignore_prefill)
+    engine = Engine(executor, config, clock, steps)
     traffic = _Traffic(machine, engine)
     sizing = engine.sizing
     at_s: list[float] = []

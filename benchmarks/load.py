@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from penstock.client import Client, Event, Finished, PenstockError, TokenPrompt, Tokens
-from penstock.tools.demo.flood import TENANT_KEY
 
 TIMEOUT_S = 60.0
+TENANT_KEY = "x-tenant"
+"""The metadata key with the tenant of a request, for `--tenant-metadata-key` of the service."""
 
 
 class Due(Protocol):

@@ -34,11 +34,11 @@ from latency_run import direction_changes, run_machine
 from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler import (
     completion,
+    engine,
     hit_density,
     latency_target,
     planner,
     step_sizing,
-    waiting_queue,
 )
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
@@ -337,7 +337,7 @@ VARIANTS = {
     "own endless-256": _Variant(
         completion, "OutputLengths", OwnLastLengths, {"is_cut_endless": True}
     ),
-    "column-sums": _Variant(waiting_queue, "WaitingSums", ColumnSums, {}),
+    "column-sums": _Variant(engine, "WaitingSums", ColumnSums, {}),
     "undamped": _Variant(latency_target, "Probes", UndampedProbes, {}),
     "no pauses": _Variant(planner, "DecodePauses", NoPauses, {}),
     "aged-uses-2": _Variant(hit_density, "HitDensity", AgedUses, {"pools_per_use": 2.0}),
@@ -364,7 +364,7 @@ def use(variant: str | None) -> None:
     """
     setattr(step_sizing, "StepFit", StepFit)  # noqa: B010
     setattr(latency_target, "Probes", Probes)  # noqa: B010
-    setattr(waiting_queue, "WaitingSums", WaitingSums)  # noqa: B010
+    setattr(engine, "WaitingSums", WaitingSums)  # noqa: B010
     setattr(planner, "DecodePauses", DecodePauses)  # noqa: B010
     setattr(hit_density, "HitDensity", HitDensity)  # noqa: B010
     setattr(completion, "Exploration", Exploration)  # noqa: B010

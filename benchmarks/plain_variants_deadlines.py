@@ -16,10 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.executor.config import ExecutorConfig
-from penstock.executor.simulated.clock import WaitableClock
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.cost_model import CostModel, StepMeasure, measure_of
+from penstock.scheduler.cost_model import CostModel, StepMeasure
 from penstock.scheduler.output_lengths import (
     Exploration,
     LengthDistribution,
@@ -35,12 +32,11 @@ from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import has_outcome, summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare, synthetic_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
-from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
+from penstock.tools.simulation.watched_executor import WatchedExecutor
 from policies import LONG_PROMPTS
-from simulated_machines import Machine
+from simulated_machines import Machine, MachineExecutor
 
 _MIN_LENGTHS = 16
-_SEED = 11
 _ENDLESS = 2**31
 _NO_TENANT = "\0"
 """The name of no tenant."""
@@ -261,31 +257,6 @@ def machine_of(name: str, cost: CostModel) -> Machine:
         )
 
     return Machine(name=name, true_s=true_s)
-
-
-class MachineExecutor(WatchedExecutor):
-    """The executor of the simulation with the step times of a simulated machine, for a run of
-    `duration_s` seconds of virtual time.
-    """
-
-    def __init__(
-        self,
-        machine: Machine,
-        duration_s: float,
-        config: ExecutorConfig,
-        clock: WaitableClock,
-        on_prefill: PrefillWatcher,
-        output_length: OutputLength | None = None,
-    ) -> None:
-        super().__init__(config, clock, on_prefill, output_length)
-        self._machine = machine
-        self._duration_s = duration_s
-        self._now = clock
-        self._random = np.random.default_rng(_SEED)
-
-    def _cost_s(self, batch: Batch) -> float:
-        share = self._now() / self._duration_s
-        return self._machine.true_s(measure_of(batch, 0.0), share, self._random)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Defines the simulated machines of `latency_target.py` and their loads.
+"""Defines the simulated machines of `latency_target.py` with their loads, and an executor with the
+step times of a machine.
 
 Each machine has a load of requests, and true step times that the fitted cost model must learn.
 """
@@ -8,7 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.scheduler.cost_model import CostModel, StepMeasure
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.simulated.clock import WaitableClock
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.cost_model import CostModel, StepMeasure, measure_of
+from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
 
 COST = CostModel()
 TARGET_S = 0.040
@@ -21,6 +26,7 @@ _PAUSE_SHARE = 1 / 400
 _PAUSE_S = 0.1
 _SLOW_FROM, _SLOW_TO, _SLOW_FACTOR = 0.5, 0.75, 2.0
 _ERRATIC_FROM, _ERRATIC_SPREAD = 0.5, 1.0
+_SEED = 11
 
 TrueTime = Callable[[StepMeasure, float, np.random.Generator], float]
 """Returns the duration of a step, seconds.
@@ -84,6 +90,31 @@ class Machine:
         mean_age = load.num_output_tokens * (2 / 3 if load.is_varied else 1 / 2)
         each_s = COST.decode_slot_s + (load.num_prompt_tokens + mean_age) * COST.context_token_s
         return min((self.target_s - COST.step_s) / each_s, load.wanted(1.0))
+
+
+class MachineExecutor(WatchedExecutor):
+    """The executor of the simulation with the step times of a simulated machine, for a run of
+    `duration_s` seconds of virtual time.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        duration_s: float,
+        config: ExecutorConfig,
+        clock: WaitableClock,
+        on_prefill: PrefillWatcher,
+        output_length: OutputLength | None = None,
+    ) -> None:
+        super().__init__(config, clock, on_prefill, output_length)
+        self._machine = machine
+        self._duration_s = duration_s
+        self._now = clock
+        self._random = np.random.default_rng(_SEED)
+
+    def _cost_s(self, batch: Batch) -> float:
+        share = self._now() / self._duration_s
+        return self._machine.true_s(measure_of(batch, 0.0), share, self._random)
 
 
 def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:

@@ -31,11 +31,10 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from load import LoadRequest, RequestOutcome, closed_loop, read
+from load import TENANT_KEY, LoadRequest, RequestOutcome, closed_loop, read
 from loop_ticks import FOLDER_VARIABLE, TickReader
 from penstock.client import NO_RETRY, Client, PoolConfig
 from penstock.executor.models import resolve_model
-from penstock.tools.demo.flood import TENANT_KEY
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import model_service_pb2 as model_pb
 from penstock.v1 import model_service_pb2_grpc as model_grpc

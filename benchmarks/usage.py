@@ -28,5 +28,5 @@ def needing(extra: str) -> Generator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed: pip install 'penstock[{extra}]'"
+        message = f"{error.name} is not installed: pip install '.[{extra}]'"
         raise SystemExit(message) from error

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -48,6 +48,24 @@ def keys_of_kind(kind: Any) -> tuple[Key, ...]:
     return tuple(_keys(kind, ""))
 
 
+def keys_of_table(table: Iterable[Declared]) -> tuple[Key, ...]:
+    """Return the keys of a JSON object that has settings under their names, in the users' units."""
+    return tuple(
+        Key(
+            path=item.name,
+            values=_values(item.kind, item.setting),
+            default=_default(_unscaled(item), item.setting),
+            text=item.setting.help,
+        )
+        for item in table
+    )
+
+
+def _unscaled(item: Declared) -> object:
+    is_scaled = item.setting.scale != 1 and isinstance(item.default, float)
+    return item.default / item.setting.scale if is_scaled else item.default
+
+
 def _keys(kind: Any, prefix: str) -> Iterator[Key]:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, (inner, setting) in declarations(kind).items():
@@ -71,6 +89,10 @@ def _keys(kind: Any, prefix: str) -> Iterator[Key]:
 def _values(kind: Any, setting: Setting) -> str:
     if get_origin(kind) is tuple:
         return f"array of {_values(get_args(kind)[0], setting)}"
+    if get_origin(kind) is Mapping:
+        return f"object of numbers {setting.bounds}"
+    if dataclasses.is_dataclass(kind):
+        return "object"
     if issubclass(kind, enum.Enum):
         return f"`{{{','.join(str(member.value) for member in kind)}}}`"
     if setting.choices:
@@ -92,4 +114,6 @@ def _written(value: object) -> str:
     """Return a value as it is written in JSON and TOML."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, enum.Enum):
+        return str(value.value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 
-from object_keys import Key, keys_of, keys_of_kind
+from object_keys import Key, keys_of, keys_of_kind, keys_of_table
 from penstock.server.config import GROUPS, SETTINGS
 from penstock.server.settings.table import Declared
-from penstock.tools.plan.candidates import ROUTER_KEYS, SCHEDULER_KEYS, SERVER_KEYS
+from penstock.tools.plan.candidates import KEYS
+from penstock.tools.simulation.scheduler_keys import SCHEDULER_KEYS
 from penstock.tools.simulation.synthetic import SyntheticConfig
 
 PAGE = Path(__file__).parents[1] / "settings.md"
@@ -39,11 +40,15 @@ its table [below](#keys-of-simulated_config). In these tables, a dot is an objec
 """
 
 
-_SIMULATION_HEAD = """
-## Keys of `penstock simulate` and `penstock plan`
-
-| Object | Keys |
-|---|---|
+_SYNTHETIC = """
+The JSON object of `--synthetic` of `penstock simulate` and `penstock plan`.
+"""
+_SCHEDULER = """
+The JSON object of `--scheduler` of `penstock simulate` and `penstock plan`.
+"""
+_CANDIDATE = """
+A candidate of `penstock plan` has a `name`, the keys of [`scheduler`](#keys-of-scheduler), and
+these. Keys that it leaves out have the values of the flags.
 """
 
 
@@ -57,29 +62,26 @@ def settings_page() -> str:
     parts += [
         _object_keys(item.name, keys_of(item)) for item in SETTINGS if is_dataclass(item.kind)
     ]
-    synthetic = _object_keys("synthetic", keys_of_kind(SyntheticConfig))
-    return "".join([*parts, _simulation_keys(), synthetic])
+    return "".join([*parts, _simulation_keys()])
 
 
-def _object_keys(name: str, keys: Iterable[Key]) -> str:
-    """Return the section with the keys of a JSON object."""
+def _object_keys(name: str, keys: Iterable[Key], head: str = "") -> str:
+    """Return the section with the keys of a JSON object; `head`: text above the table."""
     rows = [_cells(f"`{key.path}`", key.values, key.default, key.text) for key in keys]
-    head = "| Key | Values | Default | What it sets |\n|---|---|---|---|\n"
-    return "".join([f"\n## Keys of `{name}`\n\n", head, *rows])
+    columns = "| Key | Values | Default | What it sets |\n|---|---|---|---|\n"
+    return "".join([f"\n## Keys of `{name}`\n", head, "\n", columns, *rows])
 
 
 def _simulation_keys() -> str:
-    """Return the section with the keys of the JSON objects that `simulate` and `plan` read."""
-    rows = {
-        "`--scheduler`": SCHEDULER_KEYS,
-        "a candidate: those of `--scheduler`, and": {"name", "price", *SERVER_KEYS, *ROUTER_KEYS},
-    }
-    lines = [f"| {name} | {_listed(keys)} |\n" for name, keys in rows.items()]
-    return "".join([_SIMULATION_HEAD, *lines])
-
-
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(f"`{key}`" for key in sorted(keys))
+    """Return the sections with the keys of the JSON objects that `simulate` and `plan` read."""
+    others = [item for item in KEYS if not item.path.startswith("replica.scheduler.")]
+    return "".join(
+        [
+            _object_keys("synthetic", keys_of_kind(SyntheticConfig), _SYNTHETIC),
+            _object_keys("scheduler", keys_of_table(SCHEDULER_KEYS), _SCHEDULER),
+            _object_keys("candidate", keys_of_table(others), _CANDIDATE),
+        ]
+    )
 
 
 def _row(item: Declared) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from load import LoadRequest
-from penstock.tools.demo.flood import TENANT_KEY
+from load import TENANT_KEY, LoadRequest
 from picture_svg import BLUE, GREEN
 from picture_timeline import View
 

@@ -17,7 +17,7 @@ from penstock import client
 from support.pages import REPOSITORY
 
 for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
-    pytest.importorskip(needed, reason="needs the extra docs: pip install 'penstock[docs]'")
+    pytest.importorskip(needed, reason="needs the extra docs: pip install '.[docs]'")
 pytestmark = pytest.mark.docs
 
 # References that a browser loads by itself, unlike links.

@@ -127,7 +127,7 @@ async def test_without_a_builder_it_states_what_to_install(harness: Harness) -> 
     result = await harness.build(PATH="/nowhere")
 
     assert result.code == 2
-    assert "penstock[trtllm]" in result.err
+    assert "pip install '.[trtllm]'" in result.err
     assert "container" in result.err
     assert result.out == ""
 

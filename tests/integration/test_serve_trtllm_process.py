@@ -29,7 +29,7 @@ async def test_without_the_package_the_service_states_what_to_install() -> None:
     async with launched("--executor", "trtllm") as service:
         message = await startup_error(service)
 
-    assert "pip install 'penstock[trtllm]'" in message
+    assert "pip install '.[trtllm]'" in message
     assert "nvidia/tensorrt-llm/release" in message
 
 

@@ -5,6 +5,7 @@ one.
 import logging
 from importlib.util import find_spec
 
+from penstock.conventions.extras import requires_extra
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.executor import Executor
@@ -48,9 +49,7 @@ def require_installed(kind: ExecutorKind) -> None:
         case ExecutorKind.TORCH:
             for name in ("torch", "transformers"):
                 if find_spec(name) is None:
-                    raise ExecutorUnavailable(
-                        f"the torch executor needs {name}: pip install 'penstock[torch]'"
-                    )
+                    raise ExecutorUnavailable(f"the torch executor {requires_extra('torch', name)}")
         case ExecutorKind.TRTLLM:
             if find_spec("tensorrt_llm") is None:
                 from penstock.executor.trtllm.package import MISSING

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
+from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
@@ -30,13 +31,14 @@ class AdmissionControl:
     rejected together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one thing that a check depends on
         self,
         info: ExecutorInfo,
         config: SchedulerConfig,
         *,
         cache: KVCache,
         queue: WaitingQueue,
+        displacement: Displacement,
         tenants: TenantCounters,
         quotas: QuotaAccounts,
         predictor: DeadlinePredictor,
@@ -46,6 +48,7 @@ class AdmissionControl:
         self._config = config
         self._cache = cache
         self._queue = queue
+        self._displacement = displacement
         self._tenants = tenants
         self._quotas = quotas
         self._predictor = predictor
@@ -160,7 +163,7 @@ class AdmissionControl:
             return ()
         if config.order is not SchedulingOrder.FAIR:
             return None
-        units = queue.displaced_by(requests, num_over, num_tokens_over)
+        units = self._displacement.displaced_by(requests, num_over, num_tokens_over)
         if units is None:
             return None
         # The leader of each request comes last, so that no follower replaces it in between.

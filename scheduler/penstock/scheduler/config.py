@@ -167,8 +167,12 @@ class SchedulerConfig:
         at_least=TENANT_WEIGHT.at_least,
         at_most=TENANT_WEIGHT.at_most,
     )
-    prompt_token_weight: float = setting(1.0, at_least=0)
-    output_token_weight: float = setting(2.0, at_least=0)
+    prompt_token_weight: float = setting(
+        1.0, text="service that one prompt token counts as; order fair", at_least=0
+    )
+    output_token_weight: float = setting(
+        2.0, text="service that one output token counts as; order fair", at_least=0
+    )
     aging_s: float = setting(
         30.0,
         "queue",
@@ -176,10 +180,23 @@ class SchedulerConfig:
         above=0,
         may_be_infinite=True,
     )
-    aging_stride: int = setting(8, at_least=1)
-    max_lookahead: int = setting(16, at_least=0)
-    max_num_overtakes: int = setting(32, at_least=0)
-    max_overtake_s: float = setting(5.0, at_least=0, may_be_infinite=True)
+    aging_stride: int = setting(
+        8,
+        text="while the oldest request waits longer than aging_s, age decides one in N admissions",
+        at_least=1,
+    )
+    max_lookahead: int = setting(
+        16, text="later requests that a step tries when the first does not fit", at_least=0
+    )
+    max_num_overtakes: int = setting(
+        32, text="later requests that may overtake the first", at_least=0
+    )
+    max_overtake_s: float = setting(
+        5.0,
+        text="time for which requests may overtake the first, seconds",
+        at_least=0,
+        may_be_infinite=True,
+    )
     max_prefill_share: float = setting(
         0.5,
         "batching",
@@ -187,8 +204,19 @@ class SchedulerConfig:
         above=0,
         at_most=1,
     )
-    tenant_burst_tokens: float = setting(32_768.0, at_least=0, may_be_infinite=True)
-    yield_ratio: float = setting(2.0, above=1, may_be_infinite=True)
+    tenant_burst_tokens: float = setting(
+        32_768.0,
+        text="credit of a tenant that returns after being idle, weighted tokens",
+        at_least=0,
+        may_be_infinite=True,
+    )
+    yield_ratio: float = setting(
+        2.0,
+        text="a tenant is under its share if another has at least X times its weighted share of"
+        " slots or blocks; Infinity disables this",
+        above=1,
+        may_be_infinite=True,
+    )
     session_ttl_s: float = setting(
         300.0, "cache", "seconds after its last turn that a session's blocks are kept", above=0
     )

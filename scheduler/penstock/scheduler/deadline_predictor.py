@@ -50,6 +50,7 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.waiting_queue import WaitingQueue
+from penstock.scheduler.waiting_sums import WaitingSums
 
 _TRIAL_AFTER_S = 1.0
 _SPARE_STEPS = 2
@@ -98,6 +99,7 @@ class DeadlinePredictor:
         blocks: AdmissionBlocks,
         running: RunningSet,
         queue: WaitingQueue,
+        sums: WaitingSums,
         tenants: TenantCounters,
     ) -> None:
         self._sizing = sizing
@@ -119,6 +121,7 @@ class DeadlinePredictor:
         self._blocks = blocks
         self._running = running
         self._queue = queue
+        self._sums = sums
         self._is_predicting = config.deadline_admission
         self._max_tokens = config.max_num_batched_tokens
 
@@ -163,7 +166,7 @@ class DeadlinePredictor:
             return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
-            has_queue = self._queue.has_queue(request)
+            has_queue = self._sums.has_queue(request)
             self._completion.note_arrival(request, now, finds_queue=has_queue)
         is_checked = deadlines.is_any and self._can_predict
         if not (is_checked or len(self._queue)) and self._fits_now(request):

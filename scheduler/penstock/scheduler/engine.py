@@ -25,6 +25,7 @@ from penstock.scheduler.config import (
 )
 from penstock.scheduler.cost_model import measure_of
 from penstock.scheduler.deadline_predictor import DeadlinePredictor
+from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import EventBuffer, StepEvents
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
@@ -44,7 +45,9 @@ from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.transitions import LiveRequests, Transitions, failed
 from penstock.scheduler.victims import VictimSelection
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
+from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class Engine:
@@ -91,7 +94,16 @@ class Engine:
         self.tenants = TenantCounters(config)
         self.quotas = QuotaAccounts({}, config.tenant_quota)
         is_fair = config.order is SchedulingOrder.FAIR
-        self.queue = WaitingQueue(config, self.tenants)
+        self._displacement = Displacement(config, self.tenants)
+        self._sums = WaitingSums(config)
+        self._waits = WaitClock()
+        self.queue = WaitingQueue(
+            config,
+            tenants=self.tenants,
+            displacement=self._displacement,
+            sums=self._sums,
+            waits=self._waits,
+        )
         self.sizing = StepSizing(info, config)
         self.completion = CompletionPredictor(
             config.min_deadline_chance, self.sizing.fit, arrays=self.arrays, running=self.running
@@ -106,6 +118,7 @@ class Engine:
             blocks=blocks,
             running=self.running,
             queue=self.queue,
+            sums=self._sums,
             tenants=self.tenants,
         )
         self.transitions = self._transitions(config)
@@ -114,6 +127,7 @@ class Engine:
             config,
             cache=self.cache,
             queue=self.queue,
+            displacement=self._displacement,
             tenants=self.tenants,
             quotas=self.quotas,
             predictor=self.predictor,
@@ -347,7 +361,7 @@ class Engine:
         check_weights(weights)
         check_weights({"": default})
         self.tenants.set_weights(weights, default)
-        self.queue.set_weights(weights, default)
+        self._sums.set_weights(weights, default)
 
     def enable_cache_index(self) -> CacheIndex:
         """Start to index cached blocks; return the index. Call it before the first request is
@@ -365,7 +379,7 @@ class Engine:
 
         May take milliseconds; meant for operators, not for every step.
         """
-        return output_views(self.arrays, self.running, self.queue)
+        return output_views(self.arrays, self.running, self.queue, self._waits)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant does not hold."""
@@ -393,6 +407,8 @@ class Engine:
             running=self.running,
             launched=self.launched,
             queue=self.queue,
+            displacement=self._displacement,
+            waits=self._waits,
             tenants=self.tenants,
             quotas=self.quotas,
             predictor=self.predictor,
@@ -423,6 +439,7 @@ class Engine:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
+            waits=self._waits,
             tenants=self.tenants,
             sizing=self.sizing,
             predictor=self.predictor,
@@ -450,6 +467,7 @@ class Engine:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
+            waits=self._waits,
             sizing=self.sizing,
         )
 

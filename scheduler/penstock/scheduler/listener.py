@@ -20,6 +20,7 @@ from penstock.scheduler.launched_step import LaunchedStep, PrefillChunk
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.step_sizing import StepSizing
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
@@ -96,12 +97,14 @@ class StepWatch:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
+        waits: WaitClock,
         sizing: StepSizing,
     ) -> None:
         self._listener = listener
         self._cache = cache
         self._running = running
         self._queue = queue
+        self._waits = waits
         self._sizing = sizing
         self._launches: deque[_Launch] = deque()
         self._note: StepNote | None = None
@@ -129,7 +132,7 @@ class StepWatch:
                 num_decodes=batch.num_decodes,
                 num_context_tokens=num_context,
             )
-        reason = self._queue.reason
+        reason = self._waits.reason
         self._launches.append(
             (batch, begun_s, launched_s, num_prefill, num_context, predicted_s, reason)
         )

@@ -10,6 +10,7 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
@@ -53,7 +54,7 @@ MAX_POSITIONS = 1000
 
 
 def output_views(
-    arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
+    arrays: SlotArrays, running: RunningSet, queue: WaitingQueue, waits: WaitClock
 ) -> tuple[OutputView, ...]:
     """Return the views of the running requests, the highest class and earliest arrival first, then
     the views of the waiting requests, in queue order.
@@ -66,8 +67,8 @@ def output_views(
     rest = [request for request in queue if request.spec.key not in keys]
     return (
         *(_running(arrays, one) for one in sorted(running, key=_seniority)),
-        *(_waiting(queue, one, place) for place, one in enumerate(first)),
-        *(_waiting(queue, one, None) for one in sorted(rest, key=_seniority)),
+        *(_waiting(waits, one, place) for place, one in enumerate(first)),
+        *(_waiting(waits, one, None) for one in sorted(rest, key=_seniority)),
     )
 
 
@@ -85,10 +86,10 @@ def _running(arrays: SlotArrays, request: Request) -> OutputView:
     )
 
 
-def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> OutputView:
+def _waiting(waits: WaitClock, request: Request, position: int | None) -> OutputView:
     return replace(
         _view(request, len(request.tokens)),
-        waits_for=queue.reason_of(request),
+        waits_for=waits.reason_of(request),
         queue_position=position,
     )
 

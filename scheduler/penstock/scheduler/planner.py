@@ -35,6 +35,7 @@ from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.token_budget import TokenBudget
 from penstock.scheduler.transitions import Transitions
 from penstock.scheduler.victims import VictimSelection
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
@@ -52,6 +53,7 @@ class Planner:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
+        waits: WaitClock,
         tenants: TenantCounters,
         sizing: StepSizing,
         predictor: DeadlinePredictor,
@@ -62,7 +64,7 @@ class Planner:
         self._arrays = arrays
         self._cache = cache
         self._running = running
-        self._queue = queue
+        self._waits = waits
         self._order = queue.order
         self._tenants = tenants
         self._sizing = sizing
@@ -113,7 +115,7 @@ class Planner:
             under_share, waits_for = self._serve_prompts(budget, now)
         else:
             self._has_left_out = False
-        self._queue.note_reason(waits_for, now)
+        self._waits.note_reason(waits_for, now)
         chunks = list(budget.chunks())
         # Built again if a prefill preempted a decode, and after a pause.
         roster = self._running.decodes(self._cache.capacity)

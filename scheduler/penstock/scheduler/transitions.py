@@ -12,6 +12,7 @@ import numpy as np
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
+from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import (
     Admitted,
     Completed,
@@ -37,6 +38,7 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
 from penstock.scheduler.tenant_counters import TenantCounters
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRUNCATED = {FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.CANCELLED}
@@ -98,6 +100,8 @@ class Transitions:
         running: RunningSet,
         launched: LaunchedSteps,
         queue: WaitingQueue,
+        displacement: Displacement,
+        waits: WaitClock,
         tenants: TenantCounters,
         quotas: QuotaAccounts,
         predictor: DeadlinePredictor,
@@ -110,6 +114,8 @@ class Transitions:
         self._running = running
         self._launched = launched
         self._queue = queue
+        self._displacement = displacement
+        self._waits = waits
         self._tenants = tenants
         self._quotas = quotas
         self._predictor = predictor
@@ -130,11 +136,11 @@ class Transitions:
                 at_s=now,
                 num_ahead=estimate.num_ahead,
                 estimated_queue_s=estimate.queue_s,
-                waits_for=self._queue.reason_of(leader),
+                waits_for=self._waits.reason_of(leader),
             )
         )
         if not leader.spec.num_replays:
-            self._queue.note_submitted(outputs)
+            self._displacement.note_submitted(outputs)
         self._quotas.charge_request(leader.spec, len(outputs), leader.tenant, now)
 
     def _enqueue(self, request: Request, now: float, leader_key: int) -> None:

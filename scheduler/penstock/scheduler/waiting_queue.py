@@ -1,4 +1,7 @@
-"""Manages the PENDING requests: their totals, why each waits, and when each is checked next.
+"""Manages the PENDING requests: which may be admitted, and when each is checked next.
+
+`WaitingQueue` adds and removes requests in its order, in the sums over the waiting requests, in the
+wait clock and in the shares of the queue. Other components use the last three directly.
 
 `order` determines which request goes next. If the prompt of a request has full blocks, only its
 first output, the leader, is in the order. The other outputs, the followers, wait outside it until
@@ -9,11 +12,11 @@ Heaps drop stale entries lazily: an entry is live while its request has the entr
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.displacement import Displacement
-from penstock.scheduler.events import Wait, WaitReason
+from penstock.scheduler.events import Wait
 from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.queue_order import ArrivalOrder, QueueOrder
@@ -30,13 +33,21 @@ class WaitingQueue:
     requests that may be admitted.
     """
 
-    def __init__(self, config: SchedulerConfig, tenants: TenantCounters) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        tenants: TenantCounters,
+        displacement: Displacement,
+        sums: WaitingSums,
+        waits: WaitClock,
+    ) -> None:
         is_fair = config.order is SchedulingOrder.FAIR
         self.order: QueueOrder = FairOrder(tenants, config) if is_fair else ArrivalOrder()
-        self._displacement = Displacement(config, tenants)
-        self._sums = WaitingSums(config)
-        self._waits = WaitClock()
         self._tenants = tenants
+        self._displacement = displacement
+        self._sums = sums
+        self._waits = waits
         self._tickets = itertools.count()
         self._rechecks: list[tuple[float, int, Request]] = []
         self._held: dict[int, list[Request]] = {}
@@ -53,25 +64,6 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         return self._members.get(request.spec.key) is request
 
-    @property
-    def reason(self) -> WaitReason | None:
-        """Why the first request of the queue was not admitted in the last step; None if it was not
-        blocked.
-        """
-        return self._waits.reason
-
-    def note_reason(self, reason: WaitReason | None, now: float) -> None:
-        """Set why the first request of the queue is not admitted, from `now` on; None if it is not
-        blocked.
-        """
-        self._waits.note_reason(reason, now)
-
-    def reason_of(self, request: Request) -> WaitReason | None:
-        """Return why a waiting request is not admitted at present; None if the queue is not
-        blocked.
-        """
-        return self._waits.reason_of(request)
-
     def push(self, request: Request, now: float) -> None:
         """Add a request that waits and may be admitted."""
         self._join(request, now)
@@ -83,12 +75,6 @@ class WaitingQueue:
         """
         self._join(request, now)
         self._held.setdefault(leader_key, []).append(request)
-
-    def note_submitted(self, outputs: Sequence[Request]) -> None:
-        """Record the outputs of one request, in order; while all of them wait, they may be
-        displaced together.
-        """
-        self._displacement.note_submitted(outputs)
 
     def admit(self, request: Request, now: float, *, is_past_blocked: bool) -> tuple[Wait, bool]:
         """Remove a request that is admitted; return its wait, and whether it was chosen by age.
@@ -152,24 +138,6 @@ class WaitingQueue:
         return self._sums.ahead_of(
             request, request.expiry_s, num_prefill, is_under_share=is_under_share
         )
-
-    def has_queue(self, request: Request) -> bool:
-        """Return whether other requests of the same priority are in `order` (in fair order: of the
-        same priority and tenant).
-        """
-        return self._sums.has_queue(request)
-
-    def displaced_by(
-        self, outputs: Sequence[Request], num_requests: int, num_tokens: int
-    ) -> list[tuple[Request, ...]] | None:
-        """Return the waiting requests that the arriving `outputs` displace, or None if `outputs`
-        must be rejected; see `Displacement.displaced_by`.
-        """
-        return self._displacement.displaced_by(outputs, num_requests, num_tokens)
-
-    def set_weights(self, weights: Mapping[str, float], default: float) -> None:
-        """Replace the tenants' weights; `default` applies to tenants that are not in `weights`."""
-        self._sums.set_weights(weights, default)
 
     def due(self, now: float) -> list[Request]:
         """Return the waiting requests whose `recheck_s` is at or before `now`, ordered by that

@@ -128,7 +128,7 @@ def test_a_release_after_the_recorded_line_is_reported_with_its_number(
 def test_without_the_package_extra_and_container_are_named() -> None:
     with pytest.raises(
         ExecutorUnavailable,
-        match=r"pip install 'penstock\[trtllm\]'.*nvidia/tensorrt-llm/release",
+        match=r"pip install '\.\[trtllm\]'.*nvidia/tensorrt-llm/release",
     ):
         load_package()
 

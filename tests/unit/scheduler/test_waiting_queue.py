@@ -5,10 +5,13 @@ due to be checked again.
 import pytest
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.queue_order import ArrivalOrder
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
 from penstock.scheduler.tenant_counters import TenantCounters
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
+from penstock.scheduler.waiting_sums import WaitingSums
 from support.core import make_spec
 
 
@@ -18,7 +21,14 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
 
 def make_queue() -> WaitingQueue:
     config = SchedulerConfig(order=SchedulingOrder.FCFS)
-    return WaitingQueue(config, TenantCounters(config))
+    tenants = TenantCounters(config)
+    return WaitingQueue(
+        config,
+        tenants=tenants,
+        displacement=Displacement(config, tenants),
+        sums=WaitingSums(config),
+        waits=WaitClock(),
+    )
 
 
 def drain(queue: WaitingQueue) -> list[int]:

@@ -114,7 +114,7 @@ def test_an_unknown_gateway_is_rejected_by_name() -> None:
 def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
-    with pytest.raises(BadSetting, match=r"pip install 'penstock\[gateway\]'"):
+    with pytest.raises(BadSetting, match=r"pip install '\.\[gateway\]'"):
         configured("--gateway", "smg")
     configured()  # needs nothing
 

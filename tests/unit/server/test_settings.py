@@ -9,7 +9,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
-from object_keys import keys_of
+from object_keys import keys_of, keys_of_table
 from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.setting import Setting, SettingError
 from penstock.server.cli.serve import merge_settings
@@ -17,6 +17,8 @@ from penstock.server.config import GROUPS, SETTINGS, ServerConfig
 from penstock.server.settings.sources import BadSetting
 from penstock.server.settings.table import Declared
 from penstock.tools.command_line import build_parser
+from penstock.tools.plan.candidates import KEYS
+from penstock.tools.simulation.scheduler_keys import SCHEDULER_KEYS
 from settings_page import PAGE, settings_page
 from support.serve_config import serve_config
 
@@ -180,6 +182,17 @@ def test_the_page_has_every_key_of_an_object_with_its_help_and_default(name: str
     for key in keys_of(item):
         assert key.text, key
         assert key.default not in ("", "None", "()"), key
+
+
+@pytest.mark.parametrize("table", [SCHEDULER_KEYS, KEYS], ids=["scheduler", "candidate"])
+def test_every_key_of_a_simulation_has_one_name_a_help_and_a_default(
+    table: tuple[Declared, ...],
+) -> None:
+    keys = keys_of_table(table)
+    assert len({key.path for key in keys}) == len(keys)
+    for key in keys:
+        assert key.text, key
+        assert key.default not in ("", "None"), key
 
 
 def test_the_page_has_the_default_of_the_command_line_not_of_python() -> None:

@@ -209,15 +209,16 @@ def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "extra"),
     [
-        "simulate --trace /nowhere",
-        "plan --trace /nowhere --target-ttft-p99-s 1 --target-itl-p99-ms 9",
-        "bench 127.0.0.1:1 --rates 1",
+        ("simulate --trace /nowhere", "tools"),
+        ("plan --trace /nowhere --target-ttft-p99-s 1 --target-itl-p99-ms 9", "tools"),
+        ("bench 127.0.0.1:1 --rates 1", "bench"),
     ],
 )
-def test_a_report_without_matplotlib_names_the_extra(
+def test_a_report_without_matplotlib_names_the_extra_of_the_command(
     command: str,
+    extra: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -226,4 +227,5 @@ def test_a_report_without_matplotlib_names_the_extra(
 
     assert main([*command.split(), "--report", str(tmp_path)]) == 2
 
-    assert "--report requires matplotlib: pip install 'penstock[bench]'" in capsys.readouterr().err
+    expected = f'--report requires the extra "{extra}" of penstock (matplotlib is not installed): '
+    assert expected in capsys.readouterr().err

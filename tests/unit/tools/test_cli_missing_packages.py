@@ -33,7 +33,9 @@ def test_a_command_of_the_server_names_the_one_extra_that_it_needs(
 
     assert main(command) == 2
     assert capsys.readouterr().err == (
-        f"penstock {command[0]}: needs uvloop: pip install 'penstock[{extra}]'\n"
+        f'penstock {command[0]}: requires the extra "{extra}" of penstock'
+        f" (uvloop is not installed): pip install '.[{extra}]' in a checkout,"
+        f" or pip install 'WHEEL[{extra}]'\n"
     )
 
 
@@ -46,7 +48,10 @@ def test_a_command_with_its_own_extra_names_it(
     )
 
     assert main(("bench", "--help")) == 2
-    assert capsys.readouterr().err == "penstock bench: needs hdrh: pip install 'penstock[bench]'\n"
+    assert capsys.readouterr().err == (
+        'penstock bench: requires the extra "bench" of penstock (hdrh is not installed):'
+        " pip install '.[bench]' in a checkout, or pip install 'WHEEL[bench]'\n"
+    )
 
 
 def test_a_command_of_the_client_needs_nothing_of_the_server(

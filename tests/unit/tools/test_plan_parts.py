@@ -232,7 +232,8 @@ def test_a_candidate_is_the_base_with_its_own_changes() -> None:
                 "price": 5,
                 "num_blocks": 99,
                 "max_num_batched_tokens": 4096,
-                "target_itl_s": 0.05,
+                "target_itl_ms": 50,
+                "front_ms": 2,
                 "admission_policy": "guaranteed_no_evict",
                 "cost": {"step_s": 0.5},
                 "router": "prefix_aware",
@@ -247,6 +248,7 @@ def test_a_candidate_is_the_base_with_its_own_changes() -> None:
     assert found.replica.policy is BatchingPolicy.FAIR
     assert found.replica.scheduler.max_num_batched_tokens == 4096
     assert found.replica.scheduler.target_itl_s == 0.05
+    assert found.replica.front_s == 0.002
     assert found.replica.scheduler.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
     assert found.replica.scheduler.max_num_waiting == BASE.replica.scheduler.max_num_waiting
     assert found.replica.cost == dataclasses.replace(BASE.replica.cost, step_s=0.5)
@@ -272,7 +274,7 @@ def test_a_candidate_is_the_base_with_its_own_changes() -> None:
         ([{"name": "a", "blocks": 1}], r"\[0\].blocks is unknown"),
         (
             [{"name": "a", "x": 1}],
-            r"\[0\].x is unknown; the most similar are .*, .*, .*; docs/settings.md lists all 52",
+            r"\[0\].x is unknown; the most similar are .*, .*, .*; docs/settings.md lists all 55",
         ),
         ([{"name": "a", "num_blocks": "1"}], r"\[0\].num_blocks must be an integer"),
         ([{"name": "a", "num_blocks": 0}], "num_blocks must be at least 1"),

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from penstock.conventions.extras import requires_extra
 from penstock.server.cli import chat, generate, health, models, serve, top, version
 from penstock.server.cli.command import ExitCode, Parser
 from penstock.server.cli.installation import version_of
@@ -51,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             parser.print_help()
             return ExitCode.USAGE
-        missing = _missing_package(words)
+        missing = _missing_extra(words)
         if missing:
-            print(f"penstock {words[0]}: needs {missing}", file=sys.stderr)
+            print(f"penstock {words[0]}: {missing}", file=sys.stderr)
             return ExitCode.USAGE
         if words[0] == "serve":
             serve.report_start(words)
@@ -78,9 +79,9 @@ def _without_values(unknown: list[str]) -> list[str]:
     return options or unknown
 
 
-def _missing_package(words: Sequence[str]) -> str:
-    """Return the first package that the command in `words` lacks and how to install it; "" if none
-    is missing.
+def _missing_extra(words: Sequence[str]) -> str:
+    """Return the error for the first package that the command in `words` lacks; "" if none is
+    missing.
 
     The client's dependencies are not checked.
     """
@@ -89,7 +90,7 @@ def _missing_package(words: Sequence[str]) -> str:
         for package in packages:
             if words[0] in commands and not importlib.util.find_spec(package):
                 is_embedded = words[0] in _WITH_MODEL and not has_executor
-                return f"{package}: pip install 'penstock[{'torch' if is_embedded else extra}]'"
+                return requires_extra("torch" if is_embedded else extra, package)
     return ""
 
 

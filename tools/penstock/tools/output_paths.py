@@ -7,6 +7,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from penstock.conventions.extras import requires_extra
 from penstock.server.cli.connection import UsageError
 
 
@@ -38,10 +39,10 @@ def check_output_folder(option: str, folder: Path | None) -> None:
         raise UsageError(f"{option}: folder {existing} cannot be written: permission denied")
 
 
-def check_report_folder(folder: Path | None) -> None:
+def check_report_folder(folder: Path | None, extra: str) -> None:
     """Raise UsageError if no report can be written to `folder`, given by the flag --report. Do
-    nothing if `folder` is None.
+    nothing if `folder` is None. `extra`: the extra of the command, which installs matplotlib.
     """
     check_output_folder("--report", folder)
     if folder is not None and find_spec("matplotlib") is None:
-        raise UsageError("--report requires matplotlib: pip install 'penstock[bench]'")
+        raise UsageError(f"--report {requires_extra(extra, 'matplotlib')}")

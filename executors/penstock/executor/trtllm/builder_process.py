@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from penstock.conventions.extras import requires_extra
 from penstock.executor.parent_death import die_with_parent
 
 PROGRAM = "trtllm-build"
@@ -53,9 +54,9 @@ def find_builder() -> Path:
     found = shutil.which(PROGRAM, path=bin_folder) or shutil.which(PROGRAM)
     if found is None:
         raise BuilderUnusable(
-            f"{PROGRAM} is not installed: it is part of TensorRT-LLM up to the version that"
-            " retired the TensorRT backend; pip install 'penstock[trtllm]' or run in NVIDIA's"
-            " release container, or serve the Hugging Face model, which needs no build"
+            f"the build of an engine {requires_extra('trtllm', PROGRAM)}, or run in NVIDIA's"
+            " release container, or serve the Hugging Face model, which needs no build;"
+            f" TensorRT-LLM has no {PROGRAM} since it retired the TensorRT backend"
         )
     return Path(found)
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from penstock.conventions.extras import requires_extra
 from penstock.executor.trtllm.api import Llm
 from penstock.executor.unavailable import ExecutorUnavailable
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 RECORDED_RELEASE = "1.2"
 """The release (major and minor version) that this package was written for."""
 MISSING = (
-    "the trtllm executor needs tensorrt_llm: pip install 'penstock[trtllm]', or run in"
+    f"the trtllm executor {requires_extra('trtllm', 'tensorrt_llm')}, or run in"
     " NVIDIA's release container, nvidia/tensorrt-llm/release, which has it with the libraries it"
     " was built for"
 )

@@ -9,6 +9,8 @@ protocol.
 import importlib.util
 from typing import TYPE_CHECKING, Final
 
+from penstock.conventions.extras import requires_extra
+
 if TYPE_CHECKING:
     from penstock.server.front.front import Front
     from penstock.server.ipc.board import BoardView
@@ -22,9 +24,7 @@ _GENERATED: Final = "smg_grpc_proto"
 def check_installed() -> None:
     """Raise ValueError naming the extra, if the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
-        raise ValueError(
-            "gateway smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
-        )
+        raise ValueError(f"gateway smg {requires_extra('gateway', 'smg-grpc-proto')}")
 
 
 def make_service(

@@ -16,6 +16,7 @@ import tty
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TextIO
 
+from penstock.conventions.extras import requires_extra
 from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import (
     UsageError,
@@ -113,9 +114,7 @@ def _console() -> "Console":
     try:
         from rich.console import Console
     except ModuleNotFoundError:
-        raise UsageError(
-            "needs the package rich: pip install 'penstock[top]', or use --once --json"
-        ) from None
+        raise UsageError(f"{requires_extra('top', 'rich')}; or use --once --json") from None
     if sys.stdout.isatty():
         return Console()
     width = os.environ.get("COLUMNS", "")

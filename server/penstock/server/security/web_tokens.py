@@ -8,6 +8,7 @@ installs it.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.conventions.extras import requires_extra
 from penstock.server.settings.json_values import parse_json
 
 if TYPE_CHECKING:
@@ -63,9 +64,8 @@ def check_installed() -> None:
         import cryptography
         import jwt
     except ImportError:
-        raise ValueError(
-            "JSON Web Tokens need the extra jwt: pip install 'penstock[jwt]'"
-        ) from None
+        hint = requires_extra("jwt", "PyJWT or cryptography")
+        raise ValueError(f"the validation of JSON Web Tokens {hint}") from None
     del cryptography, jwt
 
 

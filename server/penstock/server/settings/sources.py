@@ -134,6 +134,23 @@ def gather(
     return Sources(table, given, environment)
 
 
+def read_object(table: Sequence[Declared], values: Mapping[str, Any], prefix: str) -> Sources:
+    """Read a JSON object whose keys are the names of settings in `table`, in the users' units; null
+    is a value if it is the default. `prefix` precedes the keys in errors. Raises BadSetting.
+    """
+    known = {item.name: item for item in table}
+    given: dict[str, Given] = {}
+    for name, value in values.items():
+        spelling, item = f"{prefix}{name}", known.get(name)
+        if item is None:
+            raise BadSetting(f"{spelling} is unknown{did_you_mean(name, known, _PAGE)}")
+        if value is None and item.default is None:
+            given[name] = Given(None, spelling)
+        else:
+            given[name] = _read(item, value, spelling, is_text=False, is_toml=False)
+    return Sources(table, given)
+
+
 def _is_from_kubernetes(item: Declared, text: str) -> bool:
     """Return True if the environment variable with the value `text` looks like one that Kubernetes
     has set.
@@ -176,7 +193,9 @@ def _suggestion(table: Sequence[Declared], name: str, known: Iterable[str]) -> s
     return f"; did you mean {' or '.join(likely)}?" if likely else did_you_mean(name, known, _PAGE)
 
 
-def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -> Given:
+def _read(
+    item: Declared, raw: object, spelling: str, *, is_text: bool = True, is_toml: bool = True
+) -> Given:
     setting = item.setting
     try:
         if setting.may_be_off and raw == OFF:
@@ -185,7 +204,7 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
         if isinstance(raw, str) and (is_text or dataclasses.is_dataclass(item.kind)):
             value = _of_text(item, raw, spelling)
         elif not is_text:
-            value = _of_value(item, raw, spelling, is_toml=True)
+            value = _of_value(item, raw, spelling, is_toml=is_toml)
     except ValueError as error:
         raise BadSetting(str(error)) from error
     for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):

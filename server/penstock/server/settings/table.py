@@ -96,13 +96,13 @@ class Declared:
 
 
 @functools.cache
-def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
-    """Return the settings with a group of a dataclass and its nested dataclasses, in the order of
-    the fields. `prefix` is prepended to their paths."""
+def declared(kind: Any, prefix: str = "", *, has_all: bool = False) -> tuple[Declared, ...]:
+    """Return the settings of a dataclass and its nested dataclasses, in the order of the fields:
+    those with a group, with `has_all` also those without. `prefix` is prepended to their paths."""
     found: list[Declared] = []
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, (inner, setting) in declarations(kind).items():
-        if setting and setting.group:
+        if setting and (setting.group or has_all):
             default = fields[name].default
             found.append(
                 Declared(
@@ -113,7 +113,7 @@ def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
                 )
             )
         elif setting is None and dataclasses.is_dataclass(inner):
-            found += declared(cast(Hashable, inner), f"{prefix}{name}.")
+            found += declared(cast(Hashable, inner), f"{prefix}{name}.", has_all=has_all)
     return tuple(found)
 
 

@@ -86,11 +86,15 @@ class Observed:
     def __init__(self, listener: socket.socket, dispatcher: Dispatcher) -> None:
         self._listener = listener
         self.connections = FrontConnections(listener, dispatcher)
+        self.connect()
+
+    def connect(self) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(listener.getsockname())
+        self.socket.connect(self._listener.getsockname())
         self.socket.settimeout(TEST_TIMEOUT_S)
         self._frames = FrameBuffer()
         self._ready: list[Frame] = []
+        self.connections.poll(20.0)  # accepted
 
     def send(self, frame: Frame) -> None:
         self.socket.sendall(encode(frame))
@@ -113,12 +117,10 @@ def observed(tmp_path: Any, execute: Callable[..., None]) -> Observed:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "engine.sock"))
     listener.listen(1)
-    made = Observed(
+    return Observed(
         listener,
         Dispatcher(ObservedEngine(), hello(), kept_limits=KEPT_LIMITS, execute=execute),
     )
-    made.connections.poll(20.0)  # accepted
-    return made
 
 
 def test_an_observer_queries_live_requests_and_is_not_counted_as_a_front(tmp_path: Any) -> None:
@@ -164,8 +166,14 @@ def test_an_answer_for_a_disconnected_observer_is_dropped(tmp_path: Any) -> None
     link.send(ORDER)
     link.socket.close()
     link.connections.poll(20.0)
+    link.connect()
+    link.send(ObserverHello())
+    assert isinstance(link.next(), EngineHello)
     answers[0](CommandResult(ticket=5))
     link.connections.poll(20.0)
+    link.send(ViewQuery(ticket=8))
+    link.connections.poll(20.0)
+    assert link.next() == ViewAnswer(ticket=8, views=(VIEW,))
     link.close()
 
 

@@ -90,7 +90,7 @@ def check_options(args: argparse.Namespace) -> "BenchOptions":
     if args.arrivals is not None and args.rates is None:
         raise UsageError("--arrivals requires --rates")
     check_output_file("--json", args.json)
-    check_report_folder(args.report)
+    check_report_folder(args.report, "bench")
     if len(args.rest) > 1 and not args.own_service:
         raise UsageError(f"{args.rest[1]}: options of serve require --own-service and go after --")
     return options

@@ -3,25 +3,23 @@
 A candidate is a name with replica settings, router settings and an optional price.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Final, cast
 
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import check_text
-from penstock.server.settings.json_values import did_you_mean, from_json_value, to_json_value
+from penstock.server.settings.json_values import to_json_value
+from penstock.server.settings.sources import read_object
+from penstock.server.settings.table import Declared, declared
 from penstock.tools.simulation.routing import RoutingConfig
 from penstock.tools.simulation.settings import SimulationConfig
 
-ROUTER_KEYS = frozenset(field.name for field in fields(RoutingConfig))
-SCHEDULER_KEYS = frozenset(field.name for field in fields(SchedulerConfig)) - {"order"}
-SERVER_KEYS = frozenset(field.name for field in fields(SimulationConfig)) - {"targets", "scheduler"}
 _REJECTED = {
     "order": "is set by policy",
     "targets": "are set for the plan",
-    "scheduler": "write its fields directly into the candidate",
+    "scheduler": "write its keys directly into the candidate",
 }
 
 
@@ -51,14 +49,22 @@ class Candidate:
         check(self)
 
 
+KEYS: Final = tuple(
+    item
+    for item in declared(Candidate, has_all=True)
+    if item.path != "replica.scheduler.order" and not item.path.startswith("replica.targets.")
+)
+"""The keys of a candidate besides its name."""
+
+
 def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:
     """Convert `data`, a parsed JSON array of objects, to candidates; omitted fields are taken from
     `base`.
 
-    An object has a `name`, an optional `price`, and fields of SimulationConfig, SchedulerConfig and
-    RoutingConfig, except `targets`, `scheduler` and `order`; `cost` is an object of coefficients.
-    Names must differ, and all candidates or none must have a price. Raises ValueError if `data` is
-    invalid; the error names the field, except for equal names.
+    An object has a `name`, an optional `price`, and settings of SimulationConfig, SchedulerConfig
+    and RoutingConfig under their names; `cost` is an object of coefficients. Names must differ, and
+    all candidates or none must have a price. Raises ValueError if `data` is invalid; the error
+    names the field, except for equal names.
     """
     if not isinstance(data, list) or not data:
         raise ValueError("must be an array of objects, at least one")
@@ -76,53 +82,29 @@ def _candidate(data: object, base: Candidate, where: str) -> Candidate:
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object")
     values = dict(cast("Mapping[str, Any]", data))
-    name, price = values.pop("name", None), values.pop("price", base.price)
+    name = values.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"{where}.name must be a string")
     try:
-        return _named(name, price, values, base, where)
+        return _named(name, values, base, where)
     except ValueError as error:
         # In a long list, a name is easier to find than an index.
         raise ValueError(f"{error} (candidate {name!a})") from None
 
 
-def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where: str) -> Candidate:
-    if price is not None and (isinstance(price, bool) or not isinstance(price, int | float)):
-        raise ValueError(f"{where}.price must be a number")
-    server: dict[str, Any] = to_json_value(base.replica)
-    routing: dict[str, Any] = to_json_value(base.routing)
-    for key, value in values.items():
-        place = f"{where}.{key}"
-        if key in _REJECTED:
-            raise ValueError(f"{place} {_REJECTED[key]}")
-        if key == "cost":
-            server["cost"] = {**server["cost"], **_object(value, place)}
-        elif key in SCHEDULER_KEYS:
-            server["scheduler"][key] = value
-        elif key in ROUTER_KEYS:
-            routing[key] = value
-        elif key in SERVER_KEYS:
-            server[key] = value
-        else:
-            known = SCHEDULER_KEYS | ROUTER_KEYS | SERVER_KEYS
-            raise ValueError(f"{place} is unknown{did_you_mean(key, known, 'docs/settings.md')}")
-    replica = from_json_value(SimulationConfig, server, where)
-    router = from_json_value(RoutingConfig, routing, where)
-    try:
-        return Candidate(name=name, replica=replica, routing=router, price=_as_float(price))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+def _named(name: str, values: Mapping[str, Any], base: Candidate, where: str) -> Candidate:
+    for key, reason in _REJECTED.items():
+        if key in values:
+            raise ValueError(f"{where}.{key} {reason}")
+    sources = read_object(tuple(_based(item, base) for item in KEYS), values, f"{where}.")
+    derived = {item.path: attrgetter(item.path)(base) for item in KEYS if item.name not in sources}
+    derived |= {"name": name, "replica.targets": base.replica.targets}
+    return sources.build(Candidate, derived)
 
 
-def _as_float(price: float | None) -> float | None:
-    """Return a price as a float; infinite for an integer that is too large for a float."""
-    try:
-        return None if price is None else float(price)
-    except OverflowError:
-        return math.inf
-
-
-def _object(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must be an object")
-    return dict(cast("Mapping[str, Any]", value))
+def _based(item: Declared, base: Candidate) -> Declared:
+    """Return the setting; if it is the cost model, with the coefficients of `base` as defaults."""
+    if item.path != "replica.cost":
+        return item
+    coefficients = to_json_value(base.replica.cost)
+    return replace(item, setting=replace(item.setting, needs_all=False, base=coefficients))

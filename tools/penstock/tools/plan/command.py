@@ -108,7 +108,7 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.trace is None and args.synthetic is None:
         raise UsageError("--trace or --synthetic must be given")
-    check_report_folder(args.report)
+    check_report_folder(args.report, "tools")
     try:
         plan = _search(args)
     except (TraceError, CalibrationError) as error:

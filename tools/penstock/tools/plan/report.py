@@ -53,7 +53,7 @@ _TRIED_COLUMNS = (
 )
 _LIMITS = (
     "The network, the fronts (gRPC server processes) and their connections to the engine take no"
-    " simulated time except --front-ms (a candidate's front_s; 0 by default): reserve a part of the"
+    " simulated time except --front-ms (a candidate's front_ms; 0 by default): reserve a part of the"
     " TTFT target for them.",
     "No failures are simulated: add one replica, so that one may fail or restart at the peak.",
     "The trace is one sample of its traffic. Its burstiness is kept, but a worse hour may exist,"

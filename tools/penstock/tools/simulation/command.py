@@ -82,7 +82,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from penstock.server.observe.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
 
-    check_report_folder(args.report)
+    check_report_folder(args.report, "tools")
     try:
         cost = cost_of(args)
         if args.trace is None and args.synthetic is None:

@@ -75,7 +75,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--scheduler",
         metavar="JSON",
-        help="JSON object with fields of SchedulerConfig, except the order",
+        help="scheduler settings: JSON object; docs/settings.md lists the keys",
     )
     server.add_argument(
         "--no-prefix-caching",
@@ -141,8 +141,8 @@ def config_of(
     """Return the settings of one simulated server. `targets` None: the targets given by the flags,
     or the default targets. Raises UsageError, BadSetting.
     """
-    from penstock.scheduler.config import SchedulerConfig
-    from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
+    from penstock.tools.simulation.scheduler_keys import scheduler_of
+    from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 
     extra = json_object("--scheduler", args.scheduler)
     if "order" in extra:
@@ -152,18 +152,13 @@ def config_of(
             if name in extra:
                 raise UsageError(f"--scheduler: {name} cannot be combined with --no-prefix-caching")
     sources = sources_of(args, SimulationConfig)
-    queue: dict[str, Any] = {
-        "max_num_waiting": UNBOUNDED_QUEUE.max_num_waiting,
-        "max_num_waiting_tokens": UNBOUNDED_QUEUE.max_num_waiting_tokens,
-    }
-    if "max_num_batched_tokens" in sources:
-        if "max_num_batched_tokens" in extra:
-            raise UsageError("--scheduler: max_num_batched_tokens is given by its own flag too")
-        queue["max_num_batched_tokens"] = sources.get("max_num_batched_tokens")
+    num_step_tokens = sources.get("max_num_batched_tokens")
+    if num_step_tokens is not None and "max_num_batched_tokens" in extra:
+        raise UsageError("--scheduler: max_num_batched_tokens is given by its own flag too")
     derived: dict[str, Any] = {
         "policy": sources.get("policy", BatchingPolicy.FAIR),
         "cost": cost,
-        "scheduler": _built("--scheduler", SchedulerConfig, {**queue, **extra}),
+        "scheduler": scheduler_of(extra, num_step_tokens),
         "has_prefix_caching": not args.no_prefix_caching,
     }
     if targets is not None:
@@ -248,12 +243,9 @@ def from_json(option: str, kind: type[T], text: str | None) -> T:
     """Build an instance of `kind` from a JSON object; omitted fields have their defaults. `option`:
     the flag named in errors. Raises UsageError.
     """
-    return _built(option, kind, json_object(option, text))
-
-
-def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
     from penstock.server.settings.json_values import from_json_value
 
+    values = json_object(option, text)
     try:
         return from_json_value(kind, values)
     except (TypeError, ValueError) as error:

@@ -58,7 +58,6 @@ class SimulationConfig:
             shorter output ends with a stop result. None: a request's `max_tokens` is its output
             length, as with `ignore_eos`, so the scheduler has every output length in advance.
         timeline_bin_s: Width of the bins in which output tokens are counted, seconds.
-        sample_every_steps: Number of steps per sample of KV cache use and queue length.
     """
 
     policy: BatchingPolicy = setting(
@@ -100,7 +99,9 @@ class SimulationConfig:
         at_least=1,
         shown="the length in the trace",
     )
-    has_prefix_caching: bool = True
+    has_prefix_caching: bool = setting(
+        True, text="whether requests reuse cached blocks of equal prefixes"
+    )
     front_s: float = setting(
         0.0,
         "server",
@@ -109,8 +110,12 @@ class SimulationConfig:
         scale=1e-3,
         at_least=0,
     )
-    timeline_bin_s: float = setting(10.0, above=0, may_be_infinite=True)
-    sample_every_steps: int = setting(8, at_least=1)
+    timeline_bin_s: float = setting(
+        10.0, text="bin width of the timeline, seconds", above=0, may_be_infinite=True
+    )
+    sample_every_steps: int = setting(
+        8, text="steps per sample of KV cache use and queue length", at_least=1
+    )
 
     def __post_init__(self) -> None:
         check(self)
