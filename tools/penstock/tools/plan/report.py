@@ -53,8 +53,8 @@ _TRIED_COLUMNS = (
 )
 _LIMITS = (
     "The network, the fronts (gRPC server processes) and their connections to the engine take no"
-    " simulated time except --front-ms (a candidate's front_ms; 0 by default): reserve a part of the"
-    " TTFT target for them.",
+    " simulated time except --front-ms (a candidate's front_ms; 0 by default): reserve a part of"
+    " the TTFT target for them.",
     "No failures are simulated: add one replica, so that one may fail or restart at the peak.",
     "The trace is one sample of its traffic. Its burstiness is kept, but a worse hour may exist,"
     " and --load makes the same users send sooner; it does not add users.",
