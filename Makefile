@@ -113,9 +113,9 @@ $(DEMO_READY):
 	@echo "1/3 Making the environment $(VENV)"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@torch="$(TORCH_REQUIREMENT)"; \
-	echo "2/3 Fetching and installing packages with $$torch: 285 MB with the CPU build, several GB with CUDA"; \
+	echo "2/3 Fetching and installing packages with $$torch: 260 MB with the CPU build, several GB with CUDA"; \
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip --disable-pip-version-check install \
-		"$$torch" "hatchling>=1.27,<2" --editable ".[torch,bench,top]"
+		"$$torch" "hatchling>=1.27,<2" --editable ".[torch,top]"
 	@echo "3/3 Compiling the CPU kernels, up to two minutes"
 	@$(BIN)/python hatch_build.py || echo "Without them the demo uses PyTorch's operators"
 	@touch $@

@@ -79,7 +79,7 @@ from plain_variants_deadlines import (
     outcomes,
     without_predictions,
 )
-from policies import COSTS, LONG_PROMPTS, SYNTHETIC
+from policies import CAPACITY_PER_S, COSTS, SYNTHETIC
 from policy_sections import (
     FAIR,
     FLOOD,
@@ -113,9 +113,6 @@ _QUICK_END_S = 600.0
 _LOAD = 0.3
 _POOLS_TO_HALF = 64
 """The half-life of hit counts, in pools."""
-_LONG_PROMPTS_PER_S = 3.5
-"""The capacity for `LONG_PROMPTS`, as found by `policies.py`."""
-_SHORT_PROMPTS = dataclasses.replace(SYNTHETIC["short-prompts"], duration_s=30.0)
 _FLOOD_END_S = 300.0
 """Where the trace is cut off for the comparisons of pauses and of deadlines."""
 _LATE_LOAD = 1.2
@@ -495,7 +492,7 @@ def lengths(options: Namespace) -> Outcome:
     """Compare output lengths and their exploration with plain variants, by deadlines of whole
     outputs.
     """
-    cases = length_traffic(_LATE_LOAD * _LONG_PROMPTS_PER_S)
+    cases = length_traffic(_LATE_LOAD * CAPACITY_PER_S["long-prompts"])
     if options.trace is not None:
         rate_per_s = _LATE_LOAD * options.capacity_per_s
         cases = {"trace": at_rate(_start_of(options.trace), rate_per_s, total_s=WHOLE_S)}
@@ -512,7 +509,10 @@ def fit_deadlines(options: Namespace) -> Outcome:
     """Compare step fitting with plain variants on simulated machines, by deadlines of the first
     token and of whole outputs.
     """
-    trace, rate_per_s = list(synthetic_trace(LONG_PROMPTS)), _LATE_LOAD * _LONG_PROMPTS_PER_S
+    trace, rate_per_s = (
+        list(synthetic_trace(SYNTHETIC["long-prompts"])),
+        _LATE_LOAD * CAPACITY_PER_S["long-prompts"],
+    )
     if options.trace is not None:
         trace, rate_per_s = _start_of(options.trace), _LATE_LOAD * options.capacity_per_s
     cases = {
@@ -637,9 +637,9 @@ def pauses_rows(name: str, trace: Sequence[TraceRequest], capacity_per_s: float)
 
 def pauses(options: Namespace) -> Outcome:
     """Compare pauses of decodes with a planner without pauses."""
+    kinds = SYNTHETIC if options.full else ("long-prompts", "short-prompts")
     traffic = [
-        ("long prompts", list(synthetic_trace(LONG_PROMPTS)), _LONG_PROMPTS_PER_S),
-        ("short prompts", list(synthetic_trace(_SHORT_PROMPTS)), _SHORT_PROMPTS.rate_per_s),
+        (kind, list(synthetic_trace(SYNTHETIC[kind])), CAPACITY_PER_S[kind]) for kind in kinds
     ]
     if options.trace is not None:
         traffic = [("trace", _start_of(options.trace), options.capacity_per_s)]

@@ -33,7 +33,7 @@ from penstock.tools.simulation.summary import has_outcome, summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare, synthetic_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.simulation.watched_executor import WatchedExecutor
-from policies import LONG_PROMPTS
+from policies import SYNTHETIC
 from simulated_machines import Machine, MachineExecutor
 
 _MIN_LENGTHS = 16
@@ -282,12 +282,14 @@ def at_rate(
 
 def length_traffic(rate_per_s: float) -> dict[str, list[TraceRequest]]:
     """Return the synthetic traffic for the variants of output lengths, by name, with deadlines for
-    the whole output. `rate_per_s`: the rate of `LONG_PROMPTS`; the other rates are fixed.
+    the whole output. `rate_per_s`: the rate of the long prompts of `policies.py`; the other
+    rates are fixed.
     """
     many = tuple(TenantShare(name=f"tenant {number}") for number in range(_NUM_TENANTS))
-    several = replace(LONG_PROMPTS, tenants=many)
+    long_prompts = SYNTHETIC["long-prompts"]
+    several = replace(long_prompts, tenants=many)
     return {
-        "one tenant": at_rate([*synthetic_trace(LONG_PROMPTS)], rate_per_s, total_s=WHOLE_S),
+        "one tenant": at_rate([*synthetic_trace(long_prompts)], rate_per_s, total_s=WHOLE_S),
         "many tenants": at_rate([*synthetic_trace(several)], rate_per_s, total_s=WHOLE_S),
         "short and long": _together(
             _part("short", _SHORT_TOKENS, rate_per_s=8.0), _part("long", _LONG_TOKENS)

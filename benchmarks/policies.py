@@ -49,16 +49,15 @@ from report import Check, Outcome, RunFailed, arguments, at_least, at_most, prin
 
 QUICK_WINDOW_S = 600.0
 _SHORT_RUN: dict[str, Any] = {"duration_s": 200.0, "seed": 1}
-LONG_PROMPTS = SyntheticConfig(
-    rate_per_s=2.0,
-    duration_s=QUICK_WINDOW_S,
-    mean_prompt_tokens=7000.0,
-    max_prompt_tokens=32_768,
-    mean_output_tokens=250.0,
-    seed=1,
-)
 SYNTHETIC = {
-    "long-prompts": LONG_PROMPTS,
+    "long-prompts": SyntheticConfig(
+        rate_per_s=2.0,
+        duration_s=QUICK_WINDOW_S,
+        mean_prompt_tokens=7000.0,
+        max_prompt_tokens=32_768,
+        mean_output_tokens=250.0,
+        seed=1,
+    ),
     "short-prompts": SyntheticConfig(
         rate_per_s=48.0, mean_prompt_tokens=300.0, mean_output_tokens=250.0, **_SHORT_RUN
     ),
@@ -90,7 +89,9 @@ SYNTHETIC = {
         **_SHORT_RUN,
     ),
 }
-"""Synthetic traffic; rates near the capacity."""
+CAPACITY_PER_S = {kind: config.rate_per_s for kind, config in SYNTHETIC.items()}
+CAPACITY_PER_S["long-prompts"] = 3.5
+"""Requests per second at about the capacity of the default server."""
 MOST_LOST_PERCENT = {"first token": 1.0, "whole": 5.0}
 COSTS = {
     "default": CostModel(),

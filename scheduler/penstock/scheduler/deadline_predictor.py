@@ -338,11 +338,9 @@ class DeadlinePredictor:
         """Return whether this request is admitted to measure the current output lengths; set its
         `is_trial` to the result.
         """
-        chance, completion = rejection.chance, self._completion
-        is_learned = chance is not None and 0.0 < chance < completion.min_chance
-        request.is_trial = is_learned and completion.exploration.explores_unlikely(
-            request.spec.tenant
-        )
+        is_learned = rejection.chance is not None and rejection.chance > 0.0
+        exploration = self._completion.exploration
+        request.is_trial = is_learned and exploration.explores_unlikely(request.spec.tenant)
         return request.is_trial
 
     def _latest_admission_s(self, request: Request, matched: list[int]) -> float:

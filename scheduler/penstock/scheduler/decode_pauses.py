@@ -16,8 +16,6 @@ from penstock.scheduler.tenant_counters import TenantCounters
 
 MAX_PAUSED_STEPS = 3
 """Maximum number of consecutive steps with a pause."""
-_NEXT_PREFILL_SHARE = 0.75
-"""The part of the prefill budget that the step after a pause is expected to use."""
 
 
 class DecodePauses:
@@ -84,10 +82,12 @@ class DecodePauses:
         )
 
     def _next_step_s(self, roster: DecodeRoster) -> float:
-        """Return the predicted seconds of the step in which the decodes continue."""
+        """Return the predicted seconds of the step in which the decodes continue. It is assumed to
+        use its whole prefill budget.
+        """
         sizing = self._sizing
         return sizing.fit.step_time_s(
-            num_prefill_tokens=int(_NEXT_PREFILL_SHARE * sizing.prefill_budget_tokens),
+            num_prefill_tokens=sizing.prefill_budget_tokens,
             num_decodes=len(roster.rows),
             num_context_tokens=int(roster.starts.sum()),
         )

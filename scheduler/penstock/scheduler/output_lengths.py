@@ -205,7 +205,7 @@ class OutputLengths:
     parameter.
     """
 
-    def __init__(self, prior_tokens: float = 256.0, *, memory: int = 256) -> None:
+    def __init__(self, prior_tokens: float = 256.0, *, memory: int = 128) -> None:
         if not (math.isfinite(prior_tokens) and prior_tokens >= 1.0):
             raise ValueError(f"prior_tokens must be finite and at least 1, not {prior_tokens}")
         if memory < 1:

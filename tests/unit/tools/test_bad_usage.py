@@ -195,13 +195,15 @@ def test_an_invalid_prompt_is_not_repeated_in_the_error(
     assert "secret" not in reported
 
 
-@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "models", "health", "demo"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "generate", "chat", "models", "health", "version", "demo"]
+)
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert "exit codes:" in shown
-    # `demo` calls only the service that it starts.
-    assert ("no service at the address" in shown) is (command not in ("serve", "demo"))
+    # `demo` calls only the service that it starts; `version` calls none.
+    assert ("no service at the address" in shown) is (command not in ("serve", "version", "demo"))
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

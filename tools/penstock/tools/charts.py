@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_TRIANGLE, _INFINITY = "\u25b2", "\u221e"
+_TRIANGLE, _INFINITY, _ZERO_WIDTH_SPACE = "\u25b2", "\u221e", "\u200b"
 _MAX_NAMES = 8
 
 
@@ -107,13 +107,18 @@ def svg(chart: Chart) -> str:
 def _draw(axes: "Axes", chart: Chart, series: Series, number: int) -> None:
     """Draw the line `number` of the chart, and the triangles of its values above the limit."""
     style = "--" if series.is_reference else "o-" if chart.has_marks else "-"
-    name = series.name if number < _MAX_NAMES else "_no_legend"
+    name = _legend_text(series.name) if number < _MAX_NAMES else "_no_legend"
     is_finite = np.isfinite(series.x) & np.isfinite(series.y)
     (line,) = axes.plot(series.x[is_finite], series.y[is_finite], style, label=name)
     for x, text in chart.beyond(series):
         axes.plot(x, chart.limit, "^", color=line.get_color(), clip_on=False)
         offset = (6, -12 - 9 * number)
         axes.annotate(text, (x, chart.limit), offset, textcoords="offset points", fontsize=8)
+
+
+def _legend_text(name: str) -> str:
+    """Return `name` so that matplotlib shows it: a name that begins with "_" has no legend."""
+    return f"{_ZERO_WIDTH_SPACE}{name}" if name.startswith("_") else name
 
 
 def _value_text(value: float) -> str:

@@ -7,10 +7,20 @@ from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import run_reporting
 from penstock.server.cli.installation import PARTS, version_of
 
+_EXIT_CODES_HELP = """\
+exit codes:
+  0    done
+  2    invalid usage
+  5    the output could not be written
+  70   internal error of penstock; the message gives the location
+  130  interrupted by Ctrl-C
+  141  the reader of the output has exited
+"""
+
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the `version` subcommand."""
-    subparsers.add_parser("version", help="print versions")
+    subparsers.add_parser("version", help="print versions", epilog=_EXIT_CODES_HELP)
 
 
 def run(args: argparse.Namespace) -> int:

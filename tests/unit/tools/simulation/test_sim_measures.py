@@ -221,6 +221,15 @@ def test_a_chart_is_the_same_svg_in_every_run_with_axes_from_0() -> None:
     assert texts.count("0") == 2
 
 
+def test_the_legend_has_every_name() -> None:
+    lines = tuple(dataclasses.replace(CHART.series[0], name=name) for name in ("_batch", "web"))
+
+    texts = "".join(texts_of(dataclasses.replace(CHART, series=lines)))
+
+    assert "_batch" in texts
+    assert "web" in texts
+
+
 def test_many_points_are_drawn_as_a_small_path() -> None:
     noise = np.random.default_rng(1).exponential(500.0, 100_000)
     series = (Series(name="a", x=np.arange(100_000.0), y=noise),)

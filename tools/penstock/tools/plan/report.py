@@ -52,8 +52,9 @@ _TRIED_COLUMNS = (
     "misses",
 )
 _LIMITS = (
-    "The network, the fronts and the link take no simulated time except front_s, a candidate's"
-    " field (0 by default): reserve a part of the TTFT target for them.",
+    "The network, the fronts (gRPC server processes) and their connections to the engine take no"
+    " simulated time except --front-ms (a candidate's front_ms; 0 by default): reserve a part of"
+    " the TTFT target for them.",
     "No failures are simulated: add one replica, so that one may fail or restart at the peak.",
     "The trace is one sample of its traffic. Its burstiness is kept, but a worse hour may exist,"
     " and --load makes the same users send sooner; it does not add users.",
@@ -219,8 +220,8 @@ def result_text(result: ClusterResult) -> str:
 def target_text(target: PlanTarget) -> str:
     """Format the targets of a plan as one line."""
     text = (
-        f"p99 TTFT {seconds_text(target.ttft_p99_s)}; 99 % of requests with 99 % of their gaps"
-        f" within {seconds_text(target.itl_p99_s)}"
+        f"p99 TTFT {seconds_text(target.ttft_p99_s)}; 99 % of requests smooth (99 % of their gaps"
+        f" within {seconds_text(target.itl_p99_s)})"
     )
     if target.good_share is not None:
         text += f"; {target.good_share:.2%} of requests good"

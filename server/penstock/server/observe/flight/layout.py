@@ -295,9 +295,11 @@ def encode_facts(facts: FlightFacts) -> bytes:
 
 
 def decode_facts(data: bytes) -> FlightFacts:
-    """Decode the result of `encode_facts`. Raises ValueError for other bytes, and
-    RecursionError for JSON that is nested too deep."""
-    return msgspec.json.decode(data, type=FlightFacts)
+    """Decode the result of `encode_facts`. Raises ValueError for other bytes."""
+    try:
+        return msgspec.json.decode(data, type=FlightFacts)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def _version() -> str:

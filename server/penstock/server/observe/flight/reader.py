@@ -223,7 +223,7 @@ class FlightReader:
         data = bytes(self._view[FACTS_OFFSET : FACTS_OFFSET + min(num_bytes, MAX_FACTS_BYTES)])
         try:
             return decode_facts(data)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise FlightError(f"has facts that cannot be read: {error}") from error
 
     def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
