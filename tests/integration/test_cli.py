@@ -206,7 +206,7 @@ async def test_input_that_is_not_utf_8_is_a_usage_error(server: ScriptedServer) 
         _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), TEST_TIMEOUT_S)
 
     assert process.returncode == 2
-    assert err == b"penstock generate: text_prompt.text: the prompt is not valid UTF-8\n"
+    assert err == b"penstock generate: prompt: the prompt is not valid UTF-8\n"
 
 
 async def test_ctrl_c_cancels_the_request(server: ScriptedServer) -> None:

@@ -15,9 +15,10 @@ from support.timeout import TEST_TIMEOUT_S
     [("--port", "99999"), ("--max-num-batched-tokens", "1")],
 )
 def test_an_unknown_variable_is_reported_before_an_invalid_setting(option: str, value: str) -> None:
+    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     done = subprocess.run(
         [sys.executable, "-m", "penstock.tools", "serve", option, value],
-        env={**os.environ, "PENSTOCK_MAX_NUM_SEQ": "4"},
+        env={**inherited, "PENSTOCK_MAX_NUM_SEQ": "4"},
         capture_output=True,
         text=True,
         check=False,

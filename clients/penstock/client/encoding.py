@@ -1,8 +1,8 @@
 """Converts Python values to protobuf messages.
 
-A value that does not fit its protobuf field raises an error that begins with a path: for an option
-the path in `GenerationRequest`, such as `sampling.n`; for a part of the prompt the path of its
-protobuf field. The server checks ranges.
+A value that does not fit its protobuf field raises an error that begins with the keyword of an
+option, such as `n`, or, for a part of the prompt, with the path of its protobuf field. The server
+checks ranges.
 """
 
 import reprlib
@@ -53,6 +53,8 @@ _RANGES: Final = {
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
 }
+_POSITIVE: Final = {"max_tokens", "min_chunk_tokens", "num_outputs", "top_k", "window_tokens"}
+"""Unsigned fields that the server requires to be at least 1."""
 _GROUPS: Final = ("sampling", "stopping", "output", "scheduling", "cache")
 MessageT = TypeVar("MessageT", bound=Message)
 _LISTS: Final = (tuple, list)
@@ -187,10 +189,10 @@ def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
 
 def _encode_sampling(request: GenerationRequest, message: pb.SamplingOptions) -> None:
     for name in _SAMPLING_SCALARS:
-        _set(message, name, getattr(request.sampling, name), f"sampling.{name}")
-    _set(message, "num_outputs", request.sampling.n, "sampling.n")
-    for index, pair in enumerate(_items(request.sampling.logit_bias, "sampling.logit_bias")):
-        path = f"sampling.logit_bias[{index}]"
+        _set(message, name, getattr(request.sampling, name), name)
+    _set(message, "num_outputs", request.sampling.n, "n")
+    for index, pair in enumerate(_items(request.sampling.logit_bias, "logit_bias")):
+        path = f"logit_bias[{index}]"
         try:
             token_id, bias = pair
         except (TypeError, ValueError):
@@ -203,31 +205,31 @@ def _encode_sampling(request: GenerationRequest, message: pb.SamplingOptions) ->
 def _encode_stopping(request: GenerationRequest, message: pb.StoppingOptions) -> None:
     options = request.stopping
     for name in ("max_tokens", "min_tokens", "ignore_eos", "include_stop_string"):
-        _set(message, name, getattr(options, name), f"stopping.{name}")
-    _extend(message.stop_strings, options.stop, "stopping.stop")
-    _extend(message.stop_token_ids, options.stop_token_ids, "stopping.stop_token_ids")
+        _set(message, name, getattr(options, name), name)
+    _extend(message.stop_strings, options.stop, "stop")
+    _extend(message.stop_token_ids, options.stop_token_ids, "stop_token_ids")
 
 
 def _encode_output(options: OutputOptions, message: pb.OutputOptions) -> None:
     for name in ("logprobs", "prompt_logprobs", "return_token_ids", "echo", "min_chunk_tokens"):
-        _set(message, name, getattr(options, name), f"output.{name}")
-    _set_duration(message, "max_chunk_delay", options.max_chunk_delay_s, "output.max_chunk_delay_s")
+        _set(message, name, getattr(options, name), name)
+    _set_duration(message, "max_chunk_delay", options.max_chunk_delay_s, "max_chunk_delay_s")
 
 
 def _encode_scheduling(request: GenerationRequest, message: pb.SchedulingOptions) -> None:
     options = request.scheduling
-    _set(message, "priority", options.priority, "scheduling.priority")
+    _set(message, "priority", options.priority, "priority")
     for name in ("ttft_timeout", "total_timeout", "time_limit"):
-        _set_duration(message, name, getattr(options, f"{name}_s"), f"scheduling.{name}_s")
+        _set_duration(message, name, getattr(options, f"{name}_s"), f"{name}_s")
 
 
 def _encode_cache(request: GenerationRequest, message: pb.CacheOptions) -> None:
     options = request.cache
-    _set(message, "salt", options.cache_salt, "cache.cache_salt")
-    _set(message, "session_id", options.session_id, "cache.session_id")
+    _set(message, "salt", options.cache_salt, "cache_salt")
+    _set(message, "session_id", options.session_id, "session_id")
     if options.retention_level is not None or options.retention_s is not None:
-        _set(message.retention, "level", options.retention_level, "cache.retention_level")
-        _set_duration(message.retention, "duration", options.retention_s, "cache.retention_s")
+        _set(message.retention, "level", options.retention_level, "retention_level")
+        _set_duration(message.retention, "duration", options.retention_s, "retention_s")
         message.retention.SetInParent()
 
 
@@ -302,7 +304,9 @@ def _invalid_value(
         return ValueError(f"{path}: is not valid UTF-8")
     if isinstance(error, ValueError) and field is not None and field.cpp_type in _RANGES:
         low, high = _RANGES[field.cpp_type]
-        return ValueError(f"{path}: must be from {low} to {high}, not {reprlib.repr(value)}")
+        low = 1 if field.name in _POSITIVE else low
+        bound = f"at least {low}" if value < low else f"at most {high}"
+        return ValueError(f"{path}: must be {bound}, not {reprlib.repr(value)}")
     if isinstance(error, TypeError) and field is not None:
         wanted = _KINDS.get(field.cpp_type, "a value of another type")
         kind = type(value).__name__

@@ -111,7 +111,7 @@ def test_an_invalid_request_of_a_batch_is_named_by_its_index(
 async def test_an_invalid_option_of_a_batch_is_not_an_error_of_one_request() -> None:
     options: Any = {"max_tokens": "3"}
     async with Client(ADDRESS) as client:
-        with pytest.raises(ValueError, match=r"^stopping.max_tokens: must be an int"):
+        with pytest.raises(ValueError, match=r"^max_tokens: must be an int"):
             client.generate_many(["a"], max_concurrency=1, **options)
 
 

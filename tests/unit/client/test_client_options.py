@@ -208,21 +208,21 @@ def test_an_empty_sequence_is_no_prompt() -> None:
 @pytest.mark.parametrize(
     ("options", "path"),
     [
-        ({"top_k": -1}, "sampling.top_k"),
-        ({"seed": 2**64}, "sampling.seed"),
-        ({"temperature": "hot"}, "sampling.temperature"),
-        ({"logit_bias": {-1: 0.0}}, r"sampling.logit_bias\[0\].token_id"),
-        ({"stop": ["a", 7]}, r"stopping.stop\[1\]"),
-        ({"n": "x"}, "sampling.n"),
-        ({"max_chunk_delay_s": math.nan}, "output.max_chunk_delay_s"),
-        ({"cache_salt": 7}, "cache.cache_salt"),
-        ({"retention_level": "x"}, "cache.retention_level"),
-        ({"retention_s": math.nan}, "cache.retention_s"),
-        ({"stop_token_ids": [2**32]}, r"stopping.stop_token_ids\[0\]"),
-        ({"ttft_timeout_s": math.nan}, "scheduling.ttft_timeout_s"),
-        ({"time_limit_s": math.inf}, "scheduling.time_limit_s"),
-        ({"total_timeout_s": 1e30}, "scheduling.total_timeout_s"),
-        ({"priority": 2**31}, "scheduling.priority"),
+        ({"top_k": -1}, "top_k"),
+        ({"seed": 2**64}, "seed"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"logit_bias": {-1: 0.0}}, r"logit_bias\[0\].token_id"),
+        ({"stop": ["a", 7]}, r"stop\[1\]"),
+        ({"n": "x"}, "n"),
+        ({"max_chunk_delay_s": math.nan}, "max_chunk_delay_s"),
+        ({"cache_salt": 7}, "cache_salt"),
+        ({"retention_level": "x"}, "retention_level"),
+        ({"retention_s": math.nan}, "retention_s"),
+        ({"stop_token_ids": [2**32]}, r"stop_token_ids\[0\]"),
+        ({"ttft_timeout_s": math.nan}, "ttft_timeout_s"),
+        ({"time_limit_s": math.inf}, "time_limit_s"),
+        ({"total_timeout_s": 1e30}, "total_timeout_s"),
+        ({"priority": 2**31}, "priority"),
         ({"request_id": 7}, "request_id"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_bad_prompt_is_named_and_not_repeated(prompt: Any, path: str, message:
 
 def test_a_long_value_that_does_not_fit_is_cut_short() -> None:
     with pytest.raises(
-        ValueError, match=r"^sampling.temperature: must be a number, not the str 'hot"
+        ValueError, match=r"^temperature: must be a number, not the str 'hot"
     ) as caught:
         encode("hi", temperature="hot " * 999)
 
@@ -296,9 +296,15 @@ def test_a_request_object_cannot_be_combined_with_options() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"max_tokens": "3"}, "stopping.max_tokens: must be an int, not the str '3'"),
-        ({"max_tokens": -1}, "stopping.max_tokens: must be from 0 to 4294967295, not -1"),
-        ({"temperature": "hot"}, "sampling.temperature: must be a number, not the str 'hot'"),
+        ({"max_tokens": "3"}, "max_tokens: must be an int, not the str '3'"),
+        ({"max_tokens": -1}, "max_tokens: must be at least 1, not -1"),
+        (
+            {"max_tokens": 1 << 32},
+            "max_tokens: must be at most 4294967295, not 4294967296",
+        ),
+        ({"n": -1}, "n: must be at least 1, not -1"),
+        ({"min_tokens": -1}, "min_tokens: must be at least 0, not -1"),
+        ({"temperature": "hot"}, "temperature: must be a number, not the str 'hot'"),
         ({"model": 7}, "model: must be a str, not the int 7"),
     ],
 )
@@ -333,9 +339,9 @@ def test_an_option_that_is_none_is_not_set() -> None:
         ({"stop": 3}, "stop: must be a list, not int"),
         ({"stop_token_ids": 3}, "stop_token_ids: must be a list, not int"),
         ({"logit_bias": 3}, "logit_bias: must be a list, not int"),
-        ({"logit_bias": [5]}, "sampling.logit_bias[0]: must be a token id and its bias"),
+        ({"logit_bias": [5]}, "logit_bias[0]: must be a token id and its bias"),
         ({"adapter": "foo"}, "adapter: must be Adapter, not str"),
-        ({"echo": 10**30}, "output.echo: "),
+        ({"echo": 10**30}, "echo: "),
         ({"resume_timeout_s": "x"}, "resume_timeout_s: "),
         ({"constraint": ChoiceConstraint(choices=cast(Any, 3))}, "constraint.choice.choices: "),
     ],
@@ -350,7 +356,7 @@ def test_an_option_of_another_type_is_named(options: dict[str, Any], expected: s
     [
         ({"sampling": {"n": 1}}, "sampling: must be SamplingOptions, not dict"),
         ({"output": None}, "output: must be OutputOptions, not NoneType"),
-        ({"stopping": StoppingOptions(stop=cast(Any, "abc"))}, "stopping.stop: must be a"),
+        ({"stopping": StoppingOptions(stop=cast(Any, "abc"))}, "stop: must be a"),
         ({"prompt": "hi"}, "prompt: must be TextPrompt or ChatPrompt or TokenPrompt, not str"),
         ({"prompt": ChatPrompt(messages=cast(Any, 3))}, "chat_prompt.messages: must be a list"),
         (

@@ -21,7 +21,7 @@ CONVERSATION = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user",
     [
         (HALF, {}, "text_prompt.text"),
         (CONVERSATION, {}, "chat_prompt.messages[1].parts[0].text"),
-        ("Hi", {"stop": ["a", HALF]}, "stopping.stop[1]"),
+        ("Hi", {"stop": ["a", HALF]}, "stop[1]"),
         ("Hi", {"model": HALF}, "model"),
         ("Hi", {"request_id": HALF}, "request_id"),
         ("Hi", {"adapter": Adapter(name=HALF)}, "adapter.name"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.executor.trtllm.config import TrtllmConfig
-from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
+from penstock.server.cli.serve import build_config, merge_settings
+from penstock.server.cli.variables import unknown_variables
 from penstock.server.config import SETTINGS, ServerConfig
 from penstock.server.rpc.service_names import GENERATION
 from penstock.server.security.policy_file import parse_policy

@@ -203,6 +203,14 @@ def test_an_unsupported_option_is_named_by_its_flag(monkeypatch: pytest.MonkeyPa
     assert with_flags(message) == "--adapter is not supported by the simulated executor"
 
 
+def test_a_prompt_that_is_too_long_is_named_as_the_argument() -> None:
+    message = "the request exceeds the model's context: text_prompt.text: has at least 9 tokens"
+    failure = Failure(
+        code=grpc.StatusCode.INVALID_ARGUMENT, reason="PROMPT_TOO_LONG", message=message
+    )
+    assert describe_error(error_of(failure)).endswith(" context: prompt: has at least 9 tokens")
+
+
 def test_missing_details_of_an_error_are_not_printed() -> None:
     error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message="gone"))
     assert describe_error(error) == "UNAVAILABLE: gone"

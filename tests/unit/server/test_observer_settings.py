@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.cli.serve import unknown_variables
+from penstock.server.cli.variables import unknown_variables
 from penstock.server.config import ObserverLaunch, decode_launch, encode_launch
 from penstock.server.observe.config import FlightConfig, ObserverConfig, TracingConfig
 from penstock.server.settings.sources import BadSetting

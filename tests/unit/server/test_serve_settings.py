@@ -25,10 +25,8 @@ from penstock.scheduler.config import (
     SchedulingOrder,
 )
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.cli.serve import (
-    unknown_variables,
-    with_setting_flags,
-)
+from penstock.server.cli.serve import with_setting_flags
+from penstock.server.cli.variables import unknown_variables
 from penstock.server.config import (
     SETTINGS,
     ServerConfig,

@@ -18,15 +18,20 @@ from penstock.tools.command_line import main
         ("--verson", "penstock: unrecognized arguments: --verson; did you mean --version?"),
         ("--", "penstock: "),
         ("generate", "penstock generate: the following arguments are required: prompt"),
-        ("generate Hi --max-tokens many", "penstock generate: argument --max-tokens: "),
+        (
+            "generate Hi --max-tokens many",
+            "penstock generate: --max-tokens must be an integer, not 'many' (see penstock",
+        ),
+        ("generate Hi --top-p x", "penstock generate: --top-p must be a number, not 'x' (see"),
+        ("top --sort x", "penstock top: --sort must be one of age, "),
         ("generate Hi --temprature=4", "--temprature=4; did you mean --temperature? (see penstock"),
         ("generate Hi --temprature hi", "arguments: --temprature; did you mean --temperature?"),
         ("generate Hi -t -1", "unrecognized arguments: -t (see penstock generate --help)"),
         ("generate Hi there", "unrecognized arguments: there (see penstock generate --help)"),
-        ("generate Hi --top-k -1", "must be from 0 to 4294967295, not -1"),
+        ("generate Hi --top-k -1", "top_k: must be at least 1, not -1"),
         (
             "generate Hi --deadline nan",
-            "--deadline: must be a positive number of seconds, not 'nan'",
+            "generate: --deadline must be a positive number of seconds, not 'nan'",
         ),
         *(
             (
@@ -173,7 +178,10 @@ def test_an_invalid_connection_option_is_reported_with_the_flag_or_the_variable_
 
 @pytest.mark.parametrize(
     ("prompt", "line"),
-    [("", "prompt"), ("secret\udcff", "text_prompt.text: the prompt is not valid UTF-8\n")],
+    [
+        ("", "prompt"),
+        ("secret\udcff", "generate: prompt: the prompt is not valid UTF-8\n"),
+    ],
 )
 def test_an_invalid_prompt_is_not_repeated_in_the_error(
     prompt: str, line: str, capsys: pytest.CaptureFixture[str]

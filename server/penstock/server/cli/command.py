@@ -11,7 +11,7 @@ import contextlib
 import enum
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NoReturn, Protocol
 
 from penstock.server.settings.json_values import nearest
@@ -28,6 +28,9 @@ exit codes:
   130  interrupted by Ctrl-C; the request was cancelled
   141  the reader of the output has exited; the request was cancelled
 """
+
+_NUMBERS: Mapping[Any, str] = {int: "an integer", float: "a number"}
+"""Type of an argument -> what its value must be."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,15 +80,31 @@ class Parser(argparse.ArgumentParser):
             message += next(filter(None, likely), "")
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Same as argparse's method, but the errors have the form of those of settings."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            wanted = _NUMBERS.get(action.type)
+            fault = f"must be {wanted}, not {arg_string!r}" if wanted else error.message
+            self.error(f"{_spelling(action)} {fault}")
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Same as argparse's method, but the error for an unknown command suggests a similar
-        one."""
-        commands: Any = action.choices
-        if isinstance(action.choices, dict) and value not in commands:
-            known = list(commands)
-            likely = nearest(value, known) or f"; known are {', '.join(known)}"
+        """Same as argparse's method, but the errors have the form of those of settings, and the
+        error for an unknown command suggests a similar one."""
+        choices: Any = action.choices
+        if choices is None or value in choices:
+            return
+        names = [str(choice) for choice in choices]
+        known = ", ".join(names)
+        if isinstance(choices, dict):
+            likely = nearest(value, names) or f"; known are {known}"
             self.error(f"unknown command {value!r}{likely}")
-        super()._check_value(action, value)
+        self.error(f"{_spelling(action)} must be one of {known}, not {value!r}")
+
+
+def _spelling(action: argparse.Action) -> str:
+    return "/".join(action.option_strings) or action.dest
 
 
 class Subparsers(Protocol):

@@ -36,6 +36,8 @@ _OPERATIONS_PORT_VARIABLE = variable_of("operations_port")
 _FIELD = re.compile(r"\b(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
 _FLAGS = {"num_outputs": "n", "stop_strings": "stop", "total_timeout": "deadline"}
 """Request field -> flag that sets it, where their names differ."""
+_ARGUMENTS = {"text_prompt.text: ": "prompt: "}
+"""Path of a request field, as in an error -> argument without a flag that sets the field."""
 
 
 class UsageError(Exception):
@@ -237,11 +239,13 @@ def describe_error(error: "PenstockError") -> str:
 
 def with_flags(line: str) -> str:
     """Return `line`, in which each request field is replaced by its flag if this command line has
-    the flag."""
+    the flag, and the field of the prompt by `prompt`."""
 
     def flag_of(found: re.Match[str]) -> str:
         name = _FLAGS.get(found[1], found[1]).replace("_", "-")
-        return f"--{name} " if f"--{name}" in sys.argv else found[0]
+        if f"--{name}" in sys.argv:
+            return f"--{name} "
+        return _ARGUMENTS.get(found[0], found[0])
 
     return _FIELD.sub(flag_of, line)
 

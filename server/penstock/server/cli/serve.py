@@ -20,25 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.cli.command import Parser, Subparsers
-from penstock.server.cli.connection import (
-    ADDRESS_VARIABLE,
-    OPERATIONS_VARIABLE,
-    default_address,
-    default_operations_address,
-)
-from penstock.server.cli.connection_options import CONNECTION_VARIABLES
+from penstock.server.cli.connection import default_address, default_operations_address
 from penstock.server.cli.installation import version_of
 from penstock.server.cli.report import printable
+from penstock.server.cli.variables import CONFIG_VARIABLE, variable_warnings
 from penstock.server.observe.logs import leave_out_banner_lines
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, SERVICE_EXIT_CODES_HELP
-from penstock.server.settings.table import ENVIRONMENT_PREFIX, add_flags, variable_of
+from penstock.server.settings.table import add_flags
 
 if TYPE_CHECKING:
     from penstock.server.config import ServerConfig
     from penstock.server.processes.supervisor import ServiceReady
     from penstock.server.settings.sources import Sources
 
-_CONFIG_VARIABLE = variable_of("config")
 _DEFAULT_MODEL = "demo"
 _DESCRIPTION = """\
 Run a service. Each option can also be set by PENSTOCK_<OPTION>, and in a TOML file that --config
@@ -111,7 +105,6 @@ def _start_log(sources: "Sources") -> None:
     fail, because a misspelt variable is often the cause of an error."""
     from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
-    from penstock.server.settings.json_values import nearest
 
     configure_logging(
         "supervisor",
@@ -120,9 +113,8 @@ def _start_log(sources: "Sources") -> None:
         has_exception_messages=sources.value("log_exception_messages"),
     )
     logger = logging.getLogger(__name__)
-    for variable in unknown_variables(os.environ):
-        likely = nearest(variable, _variables())
-        logger.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
+    for warning in variable_warnings(os.environ):
+        logger.warning("%s", warning, extra=ALWAYS)
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
@@ -133,35 +125,11 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import GivenFile, gather
 
-    flag, variable = arguments.get("config"), environment.get(_CONFIG_VARIABLE)
-    spelling = "--config" if flag else _CONFIG_VARIABLE
+    flag, variable = arguments.get("config"), environment.get(CONFIG_VARIABLE)
+    spelling = "--config" if flag else CONFIG_VARIABLE
     path = flag or variable
     file = GivenFile(Path(path).expanduser(), spelling) if path else None
     return gather(SETTINGS, arguments, environment, file)
-
-
-def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return environment variables with the prefix PENSTOCK_ that are not settings.
-
-    Most likely they are misspelt. The result excludes the variables of other commands, and the
-    variables that Kubernetes sets for services called penstock, penstock-metrics or
-    penstock-operations.
-    """
-    others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *CONNECTION_VARIABLES)
-    known = {*others, *_variables()}
-    of_kubernetes = tuple(
-        variable_of(name + kind)
-        for name in ("", "METRICS_", "OPERATIONS_")
-        for kind in ("SERVICE_", "PORT_")
-    )
-    ours = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
-    return sorted(name for name in ours - known if not name.startswith(of_kubernetes))
-
-
-def _variables() -> list[str]:
-    from penstock.server.config import SETTINGS
-
-    return [_CONFIG_VARIABLE, *(item.variable for item in SETTINGS)]
 
 
 def build_config(sources: "Sources") -> "ServerConfig":

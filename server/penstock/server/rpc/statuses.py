@@ -229,7 +229,10 @@ def _message(failure: Failure, rule: StatusRule) -> str:
     message = failure.message or rule.message
     if failure.violations:
         first = failure.violations[0]
-        message = f"{message}: {first.path}: {first.description}"
+        # The standard message of INVALID_ARGUMENT would repeat the code.
+        is_repeated = not failure.message and failure.reason is ErrorReason.INVALID_ARGUMENT
+        start = "" if is_repeated else f"{message}: "
+        message = f"{start}{first.path}: {first.description}"
         if len(failure.violations) > 1:
             message = f"{message} (and {len(failure.violations) - 1} more)"
     return message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")

@@ -118,6 +118,24 @@ def test_no_request_id_no_request_info() -> None:
     assert "RequestInfo" not in kinds_in(status_of(Failure(reason=ErrorReason.INTERNAL)))
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (ErrorReason.INVALID_ARGUMENT, "sampling.top_p: must be positive (and 1 more)"),
+        (
+            ErrorReason.PROMPT_TOO_LONG,
+            "the request exceeds the model's context: sampling.top_p: must be positive"
+            " (and 1 more)",
+        ),
+    ],
+)
+def test_the_message_of_an_invalid_field_does_not_repeat_the_code(
+    reason: ErrorReason, message: str
+) -> None:
+    violation = FieldViolation(path="sampling.top_p", description="must be positive")
+    assert abort_of(Failure(reason=reason, violations=(violation,) * 2)).message == message
+
+
 def test_violations_are_reported_and_bounded() -> None:
     many = tuple(
         FieldViolation(path=f"token_prompt.ids[{i}]" + "x" * 999, description="é" * 999)
