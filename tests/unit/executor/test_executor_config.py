@@ -226,7 +226,7 @@ def test_create_executor_names_the_missing_extra(
 
     monkeypatch.setattr(create_module, "find_spec", find)
 
-    with pytest.raises(ExecutorUnavailable, match=r"needs transformers.*penstock\[torch\]"):
+    with pytest.raises(ExecutorUnavailable, match=r"\(transformers is not .*'\.\[torch\]'"):
         create_executor(ExecutorConfig(kind=ExecutorKind.TORCH, model_path=tmp_path))
 
 
@@ -235,7 +235,7 @@ def test_create_executor_names_extra_and_container_of_tensorrt_llm(
 ) -> None:
     monkeypatch.setattr(create_module, "find_spec", lambda _: None)
 
-    with pytest.raises(ExecutorUnavailable, match=r"penstock\[trtllm\].*tensorrt-llm/release"):
+    with pytest.raises(ExecutorUnavailable, match=r"'\.\[trtllm\]'.*tensorrt-llm/release"):
         create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=tmp_path))
 
 
