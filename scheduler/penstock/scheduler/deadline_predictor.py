@@ -338,9 +338,9 @@ class DeadlinePredictor:
         """Return whether this request is admitted to measure the current output lengths; set its
         `is_trial` to the result.
         """
-        is_learned = rejection.chance is not None and rejection.chance > 0.0
+        has_chance = rejection.chance is not None and rejection.chance > 0.0
         exploration = self._completion.exploration
-        request.is_trial = is_learned and exploration.explores_unlikely(request.spec.tenant)
+        request.is_trial = has_chance and exploration.explores_unlikely(request.spec.tenant)
         return request.is_trial
 
     def _latest_admission_s(self, request: Request, matched: list[int]) -> float:

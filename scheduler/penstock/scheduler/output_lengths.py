@@ -343,8 +343,8 @@ class Exploration:
     """Selects requests that are admitted in order to learn output lengths.
 
     These are a limited number of requests of new tenants, per tenant and in total, and a fixed
-    share of the requests of each tenant that the learned lengths would reject. Only the most
-    recently active tenants are tracked.
+    share of the requests of each tenant that would be rejected although their chance to complete
+    in time is above 0. Only the most recently active tenants are tracked.
     """
 
     __slots__ = ("_accounts", "_of_all")
@@ -367,8 +367,8 @@ class Exploration:
         return True
 
     def explores_unlikely(self, tenant: str) -> bool:
-        """Count a request that the learned lengths would reject; return whether to admit it
-        nevertheless: True for one in `_EVERY` such requests of a tenant.
+        """Count a request that would be rejected although its chance is above 0; return whether to
+        admit it nevertheless: True for one in `_EVERY` such requests of a tenant.
         """
         account = self._account_of(tenant)
         account.num_unlikely += 1

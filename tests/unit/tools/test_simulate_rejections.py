@@ -104,10 +104,10 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
     [
         (("--load", "1e-308"), "--load must be in"),
         (("--load", "0"), "--load must be in"),
-        (("--num-blocks", "99999999999"), "--num-blocks must be at most"),
-        (("--num-blocks", "0"), "--num-blocks must be at least 1"),
-        (("--max-num-seqs", "99999999999"), "--max-num-seqs must be at most"),
-        (("--max-seq-len", "99999999999"), "--max-seq-len must be at most"),
+        (("--num-blocks", "99999999999"), "--num-blocks must be in 1..16777216, not 99999999999"),
+        (("--num-blocks", "0"), "--num-blocks must be in 1..16777216, not 0"),
+        (("--max-num-seqs", "99999999999"), "--max-num-seqs must be in 1..65536"),
+        (("--max-seq-len", "99999999999"), "--max-seq-len must be in 2..16777216"),
         (("--replicas", "100000"), "--replicas must be in 1..1024"),
         (
             ("--replicas", "1024", "--num-blocks", "99999"),
@@ -216,7 +216,7 @@ def test_an_invalid_field_of_synthetic_traffic_is_named(
         ),
         (
             ("--candidate", '{"name": "big", "num_blocks": 0}'),
-            "--candidate: [0].num_blocks must be at least 1, not 0 (candidate 'big')",
+            "--candidate: [0].num_blocks must be in 1..16777216, not 0 (candidate 'big')",
         ),
         (("--candidate", '{"name": "a", "price": -1}'), "[0].price must be above 0, not -1.0"),
         (("--candidate", '{"name": "\\ud800"}'), "--candidate: name must be Unicode text"),

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from penstock.server.cli.variables import unknown_variables
+from penstock.server.cli.variables import misspelling_warnings
+from penstock.server.config import SETTINGS
 from penstock.tools.command_line import main
 
 
@@ -24,7 +25,17 @@ def test_a_command_names_the_variable_that_was_meant(
     )
 
 
-def test_without_the_settings_no_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_do_not_warn_of_settings_nor_of_other_programs() -> None:
+    others = {"PENSTOCK_PICKER_SERVICE_HOST", "PENSTOCK_PICKER_PORT_9002_TCP", "PENSTOCK_IMAGE"}
+    names = others | {item.variable for item in SETTINGS}
+
+    assert misspelling_warnings(dict.fromkeys(names, "1")) == []
+
+
+def test_commands_do_not_import_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "penstock.server.config", None)
 
-    assert unknown_variables({"PENSTOCK_ADRESS": "127.0.0.1:1"}) == []
+    (warning,) = misspelling_warnings({"PENSTOCK_TOKENFILE": "a", "PENSTOCK_MODEL": "demo"})
+
+    assert warning.startswith("PENSTOCK_TOKENFILE ")
+    assert warning.endswith("did you mean PENSTOCK_TOKEN_FILE?")

@@ -15,7 +15,7 @@ from penstock.conventions.extras import requires_extra
 from penstock.server.cli import chat, generate, health, models, serve, top, version
 from penstock.server.cli.command import ExitCode, Parser
 from penstock.server.cli.installation import version_of
-from penstock.server.cli.variables import variable_warnings
+from penstock.server.cli.variables import misspelling_warnings
 from penstock.tools import build
 from penstock.tools.bench import command as bench
 from penstock.tools.demo import command as demo
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 0
     run: Callable[[argparse.Namespace], int] = args.run
     if run is not serve.run:  # It writes the warnings to its log.
-        for warning in variable_warnings(os.environ):
+        for warning in misspelling_warnings(os.environ):
             print(f"{asked.prog}: {warning}", file=sys.stderr)
     return run(args)
 

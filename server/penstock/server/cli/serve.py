@@ -23,7 +23,7 @@ from penstock.server.cli.command import Parser, Subparsers
 from penstock.server.cli.connection import default_address, default_operations_address
 from penstock.server.cli.installation import version_of
 from penstock.server.cli.report import printable
-from penstock.server.cli.variables import CONFIG_VARIABLE, variable_warnings
+from penstock.server.cli.variables import CONFIG_VARIABLE, unknown_variable_warnings
 from penstock.server.observe.logs import leave_out_banner_lines
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, SERVICE_EXIT_CODES_HELP
 from penstock.server.settings.table import add_flags
@@ -113,7 +113,7 @@ def _start_log(sources: "Sources") -> None:
         has_exception_messages=sources.value("log_exception_messages"),
     )
     logger = logging.getLogger(__name__)
-    for warning in variable_warnings(os.environ):
+    for warning in unknown_variable_warnings(os.environ):
         logger.warning("%s", warning, extra=ALWAYS)
 
 

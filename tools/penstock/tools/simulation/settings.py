@@ -71,13 +71,16 @@ class SimulationConfig:
         shown="example values",
     )
     targets: Targets = field(default_factory=Targets)
-    max_num_seqs: int = setting(256, "server", limit_texts.MAX_NUM_SEQS, at_most=2**16)
-    num_blocks: int = setting(16_384, "server", limit_texts.NUM_BLOCKS, at_most=2**24)
-    block_size: int = setting(DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_most=2**16)
+    max_num_seqs: int = setting(256, "server", limit_texts.MAX_NUM_SEQS, at_least=1, at_most=2**16)
+    num_blocks: int = setting(16_384, "server", limit_texts.NUM_BLOCKS, at_least=1, at_most=2**24)
+    block_size: int = setting(
+        DEFAULT_BLOCK_SIZE, "server", limit_texts.BLOCK_SIZE, at_least=1, at_most=2**16
+    )
     max_seq_len: int = setting(
         _DEFAULT_MAX_SEQ_LEN,
         "server",
         limit_texts.MAX_SEQ_LEN,
+        at_least=2,
         at_most=MAX_REQUEST_TOKENS,
     )
     scheduler: SchedulerConfig = field(default_factory=lambda: UNBOUNDED_QUEUE)
