@@ -277,7 +277,7 @@ def test_a_candidate_is_the_base_with_its_own_changes() -> None:
             r"\[0\].x is unknown; the most similar are .*, .*, .*; docs/settings.md lists all 55",
         ),
         ([{"name": "a", "num_blocks": "1"}], r"\[0\].num_blocks must be an integer"),
-        ([{"name": "a", "num_blocks": 0}], "num_blocks must be at least 1"),
+        ([{"name": "a", "num_blocks": 0}], "num_blocks must be in 1..16777216"),
         ([{"name": "a", "router": "best"}], r"\[0\].router must be one of"),
         ([{"name": "a", "watermark": 2}], "watermark must be at least 0"),
         ([{"name": "a", "cost": {"step": 1}}], r"\[0\].cost.step is unknown"),
