@@ -79,11 +79,12 @@ class EnginePolicy:
     def poll(self) -> None:
         """Read and apply the policy file if it has changed. Call this on the engine's thread,
         between two steps."""
-        if self._file is None:
+        file = self._file
+        if file is None:
             with contextlib.suppress(ValueError, OSError):
                 self._open()
-        elif self._file.poll():
-            self._apply(self._file)
+        else:
+            file.poll(lambda: self._apply(file))
 
     def _open(self) -> None:
         file = self._open_file()

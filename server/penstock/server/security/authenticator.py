@@ -64,8 +64,10 @@ class Authenticator:
     def poll(self) -> None:
         """Reload the policy and its key set if a file has changed. An invalid file is logged and
         ignored."""
-        if self._file.poll():
-            self._index = self._prepare()
+        self._file.poll(self._renew_index)
+
+    def _renew_index(self) -> None:
+        self._index = self._prepare()
 
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """Return the caller with these Authorization headers and certificate names.

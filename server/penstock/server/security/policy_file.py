@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -68,17 +68,21 @@ class PolicyFile:
                 raise
             logger.error("the policy is in force without its keys: %s", error)  # noqa: TRY400 (in one line)
 
-    def poll(self) -> bool:
+    def poll(self, apply: Callable[[], None] = lambda: None) -> bool:
         """Check whether a file has changed; return True if `policy` or `keys` were replaced.
 
+        After a replacement, `apply` is called before the change is logged as in force.
         A missing or invalid file is logged once, and the old values are kept. A newer policy whose
         key set cannot be read is tried again at each call, because the key set may be written
         later. Meanwhile the keys of the current policy are still watched.
         """
         self._check()
-        if self._newer is not None and self._replace(self._newer):
-            return True
-        return self._poll_keys()
+        change = ("" if self._newer is None else self._replace(self._newer)) or self._poll_keys()
+        if not change:
+            return False
+        apply()
+        logger.info("%s", change)
+        return True
 
     def _check(self) -> None:
         """If the policy file has changed, read it, and set `_newer` to its policy if that differs
@@ -98,36 +102,38 @@ class PolicyFile:
         # After an invalid file, the file may contain the current policy again.
         self._newer, self._last_error = None if newer == self.policy else newer, ""
 
-    def _replace(self, newer: Policy) -> bool:
+    def _replace(self, newer: Policy) -> str:
+        """Replace the policy and its keys; return the log message, or "" if that is impossible."""
         try:
             keys, keys_stamp = _read_keys(newer.jwt)
         except FilesChanged:
-            return False
+            return ""
         except (ValueError, OSError) as error:
             self._report(error)
-            return False
+            return ""
         self.policy, self.keys, self._keys_stamp = newer, keys, keys_stamp
         self._newer, self._last_error = None, ""
-        logger.info("a new policy is in force, with %d tenants", len(newer.tenants))
-        return True
+        return f"a new policy is in force, with {len(newer.tenants)} tenants"
 
-    def _poll_keys(self) -> bool:
+    def _poll_keys(self) -> str:
+        """Read the key set again if it has changed; return the log message, or "" if `keys` are the
+        old ones.
+        """
         jwt = self.policy.jwt
         if jwt is None:
-            return False
+            return ""
         stamp = stamp_of((jwt.jwks_file,))
         if stamp == self._keys_stamp:
-            return False
+            return ""
         try:
             self.keys, self._keys_stamp = _read_keys(jwt)
         except FilesChanged:
-            return False
+            return ""
         except (ValueError, OSError) as error:
             self._keys_stamp = stamp
             logger.error("the old keys stay in force: %s", error)  # noqa: TRY400 (in one line)
-            return False
-        logger.info("key set reloaded from %s", jwt.jwks_file)
-        return True
+            return ""
+        return f"key set reloaded from {jwt.jwks_file}"
 
     def _report(self, error: Exception) -> None:
         if str(error) != self._last_error:

@@ -100,6 +100,20 @@ def test_a_policy_that_fronts_reject_does_not_change_the_engine(
     assert messages(caplog, logging.INFO) == ["a new policy is in force, with 1 tenants"] * 2
 
 
+def test_a_policy_is_logged_as_in_force_after_it_is_applied(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = PolicyFile(harness.file)
+    replace_file(harness.file, policy_of(3))
+    logged_before: list[list[str]] = []
+
+    assert file.poll(lambda: logged_before.append(messages(caplog, logging.INFO)))
+
+    assert logged_before == [[]]
+    assert messages(caplog, logging.INFO) == ["a new policy is in force, with 1 tenants"]
+
+
 def test_a_rejected_policy_applies_once_its_key_set_exists(harness: Harness) -> None:
     replace_file(harness.file, policy_of(1, "late.json"))
     harness.poll()
