@@ -79,12 +79,11 @@ class EnginePolicy:
     def poll(self) -> None:
         """Read and apply the policy file if it has changed. Call this on the engine's thread,
         between two steps."""
-        file = self._file
-        if file is None:
+        if self._file is None:
             with contextlib.suppress(ValueError, OSError):
                 self._open()
-        else:
-            file.poll(lambda: self._apply(file))
+        elif self._file.poll():
+            self._apply(self._file)
 
     def _open(self) -> None:
         file = self._open_file()
