@@ -5,6 +5,7 @@ raised the exception that ended it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,11 @@ class ScriptedFile(PolicyFile):
         self.policy = policy
         self.next: Policy | None = None
 
-    def poll(self) -> bool:
+    def poll(self, apply: Callable[[], None] = lambda: None) -> bool:
         if self.next is None:
             return False
         self.policy, self.next = self.next, None
+        apply()
         return True
 
 
