@@ -74,7 +74,6 @@ from plain_variants_deadlines import (
     ShortMemory,
     at_rate,
     length_traffic,
-    machine_of,
     on_machine,
     outcomes,
     without_predictions,
@@ -93,7 +92,7 @@ from policy_sections import (
 from policy_sweep import Trial
 from report import Check, Outcome, arguments, at_least, at_most, print_rows, progress, run_parts
 from scheduler_step import Requests
-from simulated_machines import MACHINES, Machine
+from simulated_machines import MACHINES, Machine, step_time_of
 
 _RIDGE = 1e-3
 _NUM_WAITING = (1000, 10_000)
@@ -128,7 +127,7 @@ _FITTED_MACHINES = {
         for machine in MACHINES
         if machine.name in {"noisy", "convex", "slower", "erratic"}
     },
-    machine_of("h200-8b", _H200_COST): _H200_COST,
+    Machine(name="h200-8b", true_s=step_time_of(_H200_COST)): _H200_COST,
 }
 """The machines of the comparison of deadlines, and their cost models as known before the run; the
 fit starts with the default one.

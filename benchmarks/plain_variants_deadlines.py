@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.cost_model import CostModel, StepMeasure
 from penstock.scheduler.output_lengths import (
     Exploration,
     LengthDistribution,
@@ -243,20 +242,6 @@ def without_predictions(config: SimulationConfig) -> SimulationConfig:
     """Return the settings of a server that rejects no request for its predicted end."""
     scheduler = replace(config.scheduler, deadline_admission=False)
     return replace(config, scheduler=scheduler)
-
-
-def machine_of(name: str, cost: CostModel) -> Machine:
-    """Return a simulated machine whose steps take the time of a cost model."""
-
-    def true_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-        del share, random
-        return cost.step_time_s(
-            num_prefill_tokens=work.num_prefill_tokens,
-            num_decodes=work.num_decodes,
-            num_context_tokens=work.num_context_tokens,
-        )
-
-    return Machine(name=name, true_s=true_s)
 
 
 @contextmanager

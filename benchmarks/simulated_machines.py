@@ -117,14 +117,21 @@ class MachineExecutor(WatchedExecutor):
         return self._machine.true_s(measure_of(batch, 0.0), share, self._random)
 
 
-def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Return the step time of the linear cost model."""
-    del share, random
-    return COST.step_time_s(
-        num_prefill_tokens=work.num_prefill_tokens,
-        num_decodes=work.num_decodes,
-        num_context_tokens=work.num_context_tokens,
-    )
+def step_time_of(cost: CostModel) -> TrueTime:
+    """Return the step time of a cost model."""
+
+    def step_time_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+        del share, random
+        return cost.step_time_s(
+            num_prefill_tokens=work.num_prefill_tokens,
+            num_decodes=work.num_decodes,
+            num_context_tokens=work.num_context_tokens,
+        )
+
+    return step_time_s
+
+
+linear_s = step_time_of(COST)
 
 
 def noisy_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:

@@ -164,7 +164,7 @@ def report_retry(error: "PenstockError", wait_s: float) -> None:
     """Report on stderr that a request is retried after a wait of at least `_LONG_WAIT_S` seconds.
     Without this report the command would seem to hang."""
     if wait_s >= _LONG_WAIT_S:
-        # The suggested wait of the error would be a second time in the line.
+        # Without the wait that the service suggests: the line has one already.
         cause = describe_error(type(error)(replace(error.failure, retry_after_s=None)))
         line = f"penstock: {cause}: trying again in {wait_s:.0f} s; Ctrl-C to stop"
         print(line, file=sys.stderr, flush=True)

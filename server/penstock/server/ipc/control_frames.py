@@ -15,8 +15,8 @@ class Launch(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):
-    """The supervisor's command to drain and stop. `drain_timeout_s`, in seconds; None:
-    means the configured one.
+    """The supervisor's command to drain and stop within `drain_timeout_s` seconds. None means the
+    configured time.
 
     `has_successor` is True if a successor is already serving.
     """

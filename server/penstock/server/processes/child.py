@@ -154,8 +154,8 @@ class Child:
         self._connection.abort()
 
     def stop(self, drain_timeout_s: float | None = None, *, has_successor: bool = False) -> None:
-        """Send the command to stop within `drain_timeout_s` seconds, or within the
-        configured time if None. Does nothing after the child has ended.
+        """Send the command to stop within `drain_timeout_s` seconds, or within the configured time
+        if None. Does nothing after the child has ended.
 
         `has_successor` is True if a successor is already serving.
         """
