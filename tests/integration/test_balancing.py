@@ -202,7 +202,9 @@ async def test_a_list_of_servers_with_one_drained_and_one_killed(stack: AsyncExi
         await load.more("b", "c")
         assert load.failures == []
 
-        on_b, on_c = await opened_on(client, "b"), await opened_on(client, "c")
+        # The one on b comes last, so that it cannot end before b is killed.
+        on_c = await opened_on(client, "c")
+        on_b = await opened_on(client, "b")
         b.process.kill()
         # Only streams that the dead server had begun to send are lost.
         with pytest.raises(Unavailable):
